@@ -40,10 +40,10 @@ from regard.packed import PackedTokens
 from regard.recipes.schema import DecodingSettings, Recipe
 from regard.text import BOS, EOS, PAD
 
-CLOSE = 3e-4  # a decision by less than this may go either way in float32
-APART = 1e-3  # tolerance for scores of equal outputs
+TIE_MARGIN = 3e-4  # a decision by less than this may go either way in float32
+SCORE_TOLERANCE = 1e-3  # tolerance for scores of equal outputs
 SCALE, NOISE = 12.0, 0.2  # factor of the logits, and standard deviation of the noise in the weights
-USED = 64  # ids that are not banned, so that EOS is not too rare
+NUM_ALLOWED = 64  # ids that are not banned, so that EOS is not too rare
 WORDS, SENTENCES, LONGEST = 1000, 9, 25
 SIZE = {"width": 128, "heads": 4, "ffn_width": 256}
 RECURRENT = {"family": "recurrent", "width": 128, "encoder_width": 128, "embedding": 128}
@@ -101,7 +101,7 @@ class Check:
 
     @property
     def verdict(self) -> str:
-        if self.wrong or self.apart > APART:
+        if self.wrong or self.apart > SCORE_TOLERANCE:
             return "WRONG"
         return "right" if 2 * self.decisive >= self.count else "UNDECIDED"
 
@@ -117,13 +117,13 @@ def found(model: SequenceModel, how: dict[str, Any], run: Runner | None, device:
     settings = DecodingSettings.model_validate({"max_ratio": 1.0, "max_extra": 20, **how})
     nbest = 2 if settings.method == "sample" or settings.beam > 1 else 1
     report, row = Report(), PackedTokens.from_lists(sentences()).to(device)
-    request = SearchRequest(row, settings, nbest, banned=[PAD, BOS, *range(USED, WORDS)], seed=5)
+    request = SearchRequest(row, settings, nbest, banned=[PAD, BOS, *range(NUM_ALLOWED, WORDS)], seed=5)
     return search(model, request, report=report, run=run), report.margins
 
 
 def compared(got: Found, expected: Found) -> Check:
     same = [[h.tokens for h in a] == [h.tokens for h in b] for a, b in zip(got[0], expected[0], strict=True)]
-    decisive = [margin >= CLOSE for margin in expected[1]]
+    decisive = [margin >= TIE_MARGIN for margin in expected[1]]
     wrong = sum(not s and c for s, c in zip(same, decisive, strict=True))
     pairs = [p for x, y, s in zip(got[0], expected[0], same, strict=True) if s for p in zip(x, y, strict=True)]
     apart = max((abs(a.score - b.score) for a, b in pairs), default=0.0)

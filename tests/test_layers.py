@@ -15,7 +15,7 @@ import regard
 PACKAGE = Path(regard.__file__).parent
 CONTRIBUTING = Path(__file__).parent.parent / "CONTRIBUTING.md"
 ENTRY_POINTS = ("__init__", "__main__")  # of the package itself: above all layers
-MAX_IMPORTS_IN_FUNCTIONS = 10  # lower it when one disappears; Triton's modules must be imported on GPUs alone
+MAX_IMPORTS_IN_FUNCTIONS = 8  # lower it when one disappears; Triton's modules must be imported on GPUs alone
 
 
 @dataclass(frozen=True)

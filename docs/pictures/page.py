@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image
 from playwright.sync_api import Browser, FloatRect, Page, sync_playwright
 
-from regard.server.serve import open_server
+from regard.server.page_server import open_server
 
 HERE = Path(__file__).parent / "page"
 RUNS = ("ladder-transformer", "ladder-additive", "stories")

@@ -540,8 +540,9 @@ def _with_data(recipe: Recipe, data: Mapping[str, Any], columns: Sequence[str] |
     if training and data["valid"] is None and recipe.data.valid is None and not (plain and recipe.data.held_out):
         raise UserError("train() needs data to validate on: give valid= as well")
     default = ["text"] if plain else ["source", "target"]
-    own = recipe.data.columns or []  # the names that the recipe's other files have
-    names = [str(name) for name in own] if own and all(isinstance(name, str) for name in own) else default
+    file_columns = recipe.data.columns or []  # the names that the recipe's other files have
+    has_names = bool(file_columns) and all(isinstance(name, str) for name in file_columns)
+    names = [str(name) for name in file_columns] if has_names else default
     wanted = columns if columns is not None else None if names == default else names
     changes: dict[str, Any] = {}
     for key, rows in data.items():

@@ -45,9 +45,14 @@ def memory(device: torch.device) -> int:
     return min(limits)
 
 
-MALLOC = {"trim": -1, "top": -2, "maps": -4, "arenas": -8}  # M_TRIM_THRESHOLD and others of malloc.h
-USUAL = {"trim": 128 * 1024, "top": 128 * 1024, "maps": 65536, "arenas": 0}  # glibc's own; 0: a few for each core
-HELD = {"trim": 2**31 - 1, "top": 64 * 2**20, "maps": 0, "arenas": 1}
+MALLOC_PARAMETERS = {"trim": -1, "top": -2, "maps": -4, "arenas": -8}  # M_TRIM_THRESHOLD and others of malloc.h
+MALLOC_DEFAULTS = {
+    "trim": 128 * 1024,
+    "top": 128 * 1024,
+    "maps": 65536,
+    "arenas": 0,
+}  # of glibc
+MALLOC_KEEPS_MEMORY = {"trim": 2**31 - 1, "top": 64 * 2**20, "maps": 0, "arenas": 1}
 
 
 @contextmanager
@@ -66,11 +71,11 @@ def held_memory(device: torch.device) -> Iterator[None]:
     if library is None or not hasattr(library, "mallopt"):
         yield
         return
-    for name, number in MALLOC.items():
-        library.mallopt(number, HELD[name])
+    for name, number in MALLOC_PARAMETERS.items():
+        library.mallopt(number, MALLOC_KEEPS_MEMORY[name])
     try:
         yield
     finally:
-        for name, number in MALLOC.items():
-            library.mallopt(number, USUAL[name])
+        for name, number in MALLOC_PARAMETERS.items():
+            library.mallopt(number, MALLOC_DEFAULTS[name])
         library.malloc_trim(0)

@@ -196,9 +196,9 @@ def spread(function: Callable[[Item], Value], items: Sequence[Item]) -> list[Val
     """[function(item) for item in items], of which each process computes a part; all get the whole list."""
     if world_size() == 1:
         return [function(item) for item in items]
-    mine = {index: function(items[index]) for index in range(rank(), len(items), world_size())}
+    local_results = {index: function(items[index]) for index in range(rank(), len(items), world_size())}
     parts: list[Any] = [None] * world_size()
-    dist.all_gather_object(parts, mine)
+    dist.all_gather_object(parts, local_results)
     found: dict[int, Value] = {index: value for part in parts for index, value in part.items()}
     return [found[index] for index in range(len(items))]
 

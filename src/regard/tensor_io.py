@@ -137,7 +137,7 @@ def _host_copies(tensors: Mapping[str, Tensor]) -> tuple[Tensors, Callable[[], N
 
 
 class TensorWriter:
-    """Saves files one after the other; `behind`: in a background thread.
+    """Saves files one after the other; `in_background`: in a background thread.
 
     In the background, tensors are copied first (`_host_copies`), and an error is raised by the next call of `save`,
     `check` or `wait`. After an error nothing more is written, so that no file refers to an earlier one that is missing.
@@ -145,10 +145,10 @@ class TensorWriter:
 
     AHEAD = 1  # files that may be queued while another is written; each is held in memory
 
-    def __init__(self, behind: bool, check: Callable[[], None] = _nothing) -> None:
+    def __init__(self, in_background: bool, check: Callable[[], None] = _nothing) -> None:
         """`check` is called before each file is written, and may raise."""
         self._before = check
-        self._thread = ThreadPoolExecutor(1, "writer") if behind else None
+        self._thread = ThreadPoolExecutor(1, "writer") if in_background else None
         self._unfinished: deque[Future[None]] = deque()
         self._failed = False
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
 
 CHANGE = {"kind": "head", "attention": "decoder.0.cross_attn", "head": 1}
-OFF = "cross-attention, layer 1, head 2 ablated"
+ABLATED = "cross-attention, layer 1, head 2 ablated"
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_an_intervention_uses_the_weights_that_the_page_names(
     visit("changes", at=address)
     assert "step 20" in (page.text_content(".facts") or "")
     _replace_weights(run)
-    page.get_by_role("button", name=OFF).click()
+    page.get_by_role("button", name=ABLATED).click()
     _assert_reloaded(page, run, troubles)
     page.wait_for_selector("[data-output=changed]")
     expected = Model(run, "cpu").trace(SENTENCE, changes=[CHANGE]).header
@@ -90,7 +90,7 @@ def test_a_response_with_other_weights_is_requested_again(visit: Visit, page: Pa
         route.fulfill(response=answer, json=answer.json() | ({"weights": others.pop()} if others else {}))
 
     page.route("**/api/trace", crossed)
-    page.get_by_role("button", name=OFF).click()
+    page.get_by_role("button", name=ABLATED).click()
     page.wait_for_selector(".answer .note")
     page.wait_for_selector("[data-output=changed]")
 

@@ -23,7 +23,7 @@ TINY: dict[str, dict[str, Any]] = {
 @contextlib.contextmanager
 def served(paths: list[Path], text: str = "") -> Iterator[str]:
     """Serve these runs; yields the address with the token."""
-    from regard.server.serve import open_server
+    from regard.server.page_server import open_server
 
     server = open_server(paths, text=text, device="cpu")
     thread = threading.Thread(target=server.run, daemon=True)

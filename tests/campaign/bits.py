@@ -13,8 +13,8 @@ from typing import Any
 
 from tests.campaign.sandbox import Clock, Tally, call
 
-STEPS, MORE = 6, 9  # steps of the damaged run, and after resuming
-EACH = 40  # flips per process
+STEPS, RESUMED_STEPS = 6, 9  # steps of the damaged run, and after resuming
+FLIPS_PER_PROCESS = 40  # flips per process
 
 
 def run(count: int | None, seed: int, seconds: float | None, scratch: Path) -> Tally:
@@ -26,9 +26,9 @@ def run(count: int | None, seed: int, seconds: float | None, scratch: Path) -> T
         home = homes[family] = scratch / family
         made = call(partial(_make, home, family), home, seconds=600)
         assert made.status == 0, made.err
-    for number in Clock(None if count is None else -(-count // EACH), seconds).numbers():
+    for number in Clock(None if count is None else -(-count // FLIPS_PER_PROCESS), seconds).numbers():
         family = list(FAMILIES)[number % len(FAMILIES)]
-        many = EACH if left is None else min(EACH, left)
+        many = FLIPS_PER_PROCESS if left is None else min(FLIPS_PER_PROCESS, left)
         left = None if left is None else left - many
         flips_seed = random.randrange(10**9)
         report = homes[family] / "report.json"
@@ -83,7 +83,7 @@ def _resumed(home: Path, family: str, work: Path, news: list[str]) -> Any:
     """Resume a run; return its weights, state and metrics."""
     from small_training import measured, remembered
 
-    _train(home, family, work / "run", MORE, news)
+    _train(home, family, work / "run", RESUMED_STEPS, news)
     tensors = remembered(work / "run")
     try:
         lines: list[Any] = measured(work / "run")

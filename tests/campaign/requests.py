@@ -36,7 +36,7 @@ METHODS = ["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", 
 def run(count: int | None, seed: int, seconds: float | None, scratch: Path) -> Tally:
     made = call(partial(_make, scratch), scratch, seconds=600)
     assert made.status == 0, made.err
-    from regard.server.serve import open_server
+    from regard.server.page_server import open_server
 
     server = open_server([scratch / name for name in FAMILIES], device="cpu")
     thread = threading.Thread(target=server.run, daemon=True)

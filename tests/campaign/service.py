@@ -43,7 +43,7 @@ JSON = {"Content-Type": "application/json"}
 def run(count: int | None, seed: int, seconds: float | None, scratch: Path) -> Tally:
     made = call(partial(_make, scratch), scratch, seconds=600)
     assert made.status == 0, made.err
-    from regard.server.service import Options, open_service
+    from regard.server.service_server import Options, open_service
 
     server = open_service(
         [f"{name}={scratch / name}" for name in ("en-es", "stories")], Options(device="cpu", logs=False)

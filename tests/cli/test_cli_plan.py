@@ -22,7 +22,7 @@ def test_the_command_prints_tables_json_and_pictures(regard: Command, tmp_path: 
         assert part in done.out
     assert (tmp_path / "plot.svg").read_text().startswith("<svg")
     entry = json.loads(regard("plan", str(recipe), "--json", "--bench", str(bench_file(tmp_path))).out)
-    assert entry["larger"][0]["tokens_per_second"] == pytest.approx(1234.0)
+    assert entry["weak_scaling"][0]["tokens_per_second"] == pytest.approx(1234.0)
     assert entry["hardware"]["matmul_rate"] == 5e12
 
 

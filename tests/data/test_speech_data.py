@@ -83,7 +83,7 @@ def test_joined_recordings_follow_each_other_by_seed(folder: Path) -> None:
     assert joined == join_utterances(found, (3, 5), 60, seed=7)[:40]
     assert {len(u.text.split()) for u in joined} == {3, 4, 5}
     for utterance in joined:
-        first, rest = utterance.recording, utterance.recording.then
+        first, rest = utterance.recording, utterance.recording.followed_by
         lengths = [100 * (WORDS.index(word) + 1) for word in utterance.text.split()]
         pauses = [round(pause * 8000) for pause, _ in rest]
         samples = first.samples(8000)
@@ -92,7 +92,7 @@ def test_joined_recordings_follow_each_other_by_seed(folder: Path) -> None:
         np.testing.assert_array_equal(samples[begin : begin + lengths[1]], rest[0][1].samples(8000))
         assert not samples[lengths[0] : begin].any()
     by_file = {str(u.recording.name): u.speaker for u in found}
-    assert all(by_file[other.name] == u.speaker for u in joined for _, other in u.recording.then)
+    assert all(by_file[other.name] == u.speaker for u in joined for _, other in u.recording.followed_by)
 
 
 def test_copies_at_other_speeds_are_shorter_or_longer_and_other_speakers(folder: Path) -> None:
@@ -104,7 +104,7 @@ def test_copies_at_other_speeds_are_shorter_or_longer_and_other_speakers(folder:
     np.testing.assert_array_equal(copies[5].recording.samples(8000), found[0].recording.samples(8000))
     assert {u.speaker for u in copies} == {"a at 0.8", "a at 1", "a at 1.25"}
     joined = join_utterances(copies, (2, 3), 20, seed=0)
-    assert all(other.speed == u.recording.speed for u in joined for _, other in u.recording.then)
+    assert all(other.speed == u.recording.speed for u in joined for _, other in u.recording.followed_by)
 
 
 BAD = {

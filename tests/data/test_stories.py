@@ -50,12 +50,12 @@ def test_a_document_is_a_pair_without_a_source_on_one_line() -> None:
 
 def test_no_story_is_in_two_splits_nor_among_the_moods() -> None:
     """Told apart by all but the feeling: a test story never differs from a training story in its ending alone."""
-    told = {
-        (corpus, split): {story.told for story in islice(stories(corpus, split), count)}
+    events = {
+        (corpus, split): {story.events for story in islice(stories(corpus, split), count)}
         for corpus in ("stories", "moods")
         for split, count in (("train", 1000), ("valid", 200), ("test", 200))
     }
-    everything = Counter(text for part in told.values() for text in part)
+    everything = Counter(text for part in events.values() for text in part)
     assert max(everything.values()) == 1
 
 
@@ -90,7 +90,7 @@ def test_pronouns_names_and_things_stay_the_same_through_a_story(some: list[str]
 
 def test_the_feeling_that_is_told_is_that_of_the_event() -> None:
     for story in islice(stories("stories", "valid"), 400):
-        named = [mood for mood in MOODS if set(words.FEELINGS[mood].split()) & set(words_of(story.felt))]
+        named = [mood for mood in MOODS if set(words.FEELINGS[mood].split()) & set(words_of(story.ending))]
         assert named == [story.mood]
 
 

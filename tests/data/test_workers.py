@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.data.workers import AHEAD, INLINE, map_in_order
+from regard.data.workers import ITEMS_AHEAD, MAX_INLINE_ITEMS, map_in_order
 from regard.errors import UserError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
@@ -26,12 +26,12 @@ def test_results_come_in_order_whichever_is_ready_first() -> None:
 
     found = list(map_in_order(slow_at_first, range(40), workers=3))
     assert [n for n, _ in found] == list(range(40))
-    assert {pid for _, pid in found[:INLINE]} == {os.getpid()}
-    assert os.getpid() not in {pid for _, pid in found[INLINE:]}
+    assert {pid for _, pid in found[:MAX_INLINE_ITEMS]} == {os.getpid()}
+    assert os.getpid() not in {pid for _, pid in found[MAX_INLINE_ITEMS:]}
 
 
 def test_a_few_items_start_no_processes() -> None:
-    assert set(map_in_order(lambda _: os.getpid(), range(INLINE), workers=3)) == {os.getpid()}
+    assert set(map_in_order(lambda _: os.getpid(), range(MAX_INLINE_ITEMS), workers=3)) == {os.getpid()}
 
 
 def test_items_are_read_only_a_little_ahead() -> None:
@@ -45,7 +45,7 @@ def test_items_are_read_only_a_little_ahead() -> None:
 
     results = map_in_order(lambda n: n, items(), workers=2)
     for done, _ in enumerate(results, 1):
-        assert read <= done + AHEAD * 2 + 1
+        assert read <= done + ITEMS_AHEAD * 2 + 1
         if done == 50:
             break
     results.close()  # type: ignore[attr-defined]

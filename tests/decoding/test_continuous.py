@@ -17,7 +17,7 @@ from torch import Tensor
 from regard import cancel
 from regard.decoding import Hypothesis, Report, SearchRequest, search
 from regard.decoding.continuous import Engine, EngineRunner
-from regard.decoding.lane import Job, News
+from regard.decoding.running_batch import Job, JobUpdate
 from regard.decoding.watching import Beams, Watch
 from regard.errors import UserError
 from regard.models import SequenceModel
@@ -52,12 +52,12 @@ class Caller:
         self.engine.submit(jobs)
         return jobs
 
-    def _note(self, news: News) -> None:
-        assert news.number not in self.found
-        self.found[news.number] = news.outcome
+    def _note(self, update: JobUpdate) -> None:
+        assert update.number not in self.found
+        self.found[update.number] = update.outcome
 
     def run(self) -> None:
-        while self.engine.waiting or self.engine._lanes:
+        while self.engine.waiting or self.engine._batches:
             self.engine.turn()
             self.turns += 1
 
@@ -266,7 +266,7 @@ def test_threads_share_the_batches_of_one_engine() -> None:
 
 @pytest.mark.parametrize("steps", [1, 4])
 def test_a_watcher_sees_every_token_and_stops_where_it_would(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    monkeypatch.setattr("regard.decoding.lane.STEPS", {"cpu": steps, "cuda": steps})
+    monkeypatch.setattr("regard.decoding.running_batch.STEPS", {"cpu": steps, "cuda": steps})
     model, line = model_of("gpt").double(), [5, 6, 7]
 
     def watcher(stop_at: int) -> tuple[list[list[int]], Watch]:

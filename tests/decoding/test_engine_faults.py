@@ -13,7 +13,7 @@ from tests.decoding.test_static_search import model_of, sources
 from regard import cancel
 from regard.decoding import continuous, search
 from regard.decoding.continuous import Engine, EngineRunner, QueueFull
-from regard.decoding.lane import Lane
+from regard.decoding.running_batch import RunningBatch
 from regard.decoding.static_search import StaticSearch
 from regard.text import EOS
 
@@ -25,7 +25,7 @@ def test_an_admission_that_fails_ends_only_its_own_sentences(monkeypatch: pytest
     caller = Caller(model_of("transformer").double())
     caller.submit(*(request_of(line, n, LONG) for n, line in enumerate(sources(4))))  # one more row is not dropped
     caller.engine.turn()
-    owner = Lane if place == "_open" else StaticSearch
+    owner = RunningBatch if place == "_open" else StaticSearch
     real = getattr(owner, place)
 
     def broken(*arguments: object) -> None:
@@ -38,9 +38,9 @@ def test_an_admission_that_fails_ends_only_its_own_sentences(monkeypatch: pytest
         caller.engine.turn()
     assert isinstance(caller.found.pop(4), RuntimeError)
     assert caller.engine.running == 4
-    (lane,) = caller.engine._lanes.values()
-    assert lane.search is not None
-    assert lane.search.beams.done.tolist() == [job is None for job in lane.jobs]
+    (batch,) = caller.engine._batches.values()
+    assert batch.search is not None
+    assert batch.search.hypotheses.done.tolist() == [job is None for job in batch.jobs]
     caller.run()
     caller.requests.pop()
     caller.check()
@@ -53,15 +53,15 @@ def test_without_memory_graphs_are_freed_and_an_admission_is_tried_again(
     caller = Caller(model_of("transformer").double())
     released: list[bool] = []
     monkeypatch.setattr(caller.engine.runner, "release", lambda: released.append(True))
-    left, real = [failures], Lane._open
+    left, real = [failures], RunningBatch._open
 
-    def scarce(self: Lane, jobs: object) -> object:
+    def scarce(self: RunningBatch, jobs: object) -> object:
         if left[0]:
             left[0] -= 1
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(self, jobs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Lane, "_open", scarce)
+    monkeypatch.setattr(RunningBatch, "_open", scarce)
     caller.submit(request_of([5, 6, EOS], 0, LONG))
     caller.run()
     assert len(released) == failures
@@ -91,7 +91,7 @@ def test_too_many_waiting_sentences_are_refused_and_withdrawn_ones_do_not_count(
 
     def jobs(count: int) -> list:
         request = request_of([5, EOS], 0, {"beam": 2})
-        return [runner._jobs(request, request.constraints(), lambda news: None, False)[0] for _ in range(count)]
+        return [runner._jobs(request, request.constraints(), lambda update: None, False)[0] for _ in range(count)]
 
     first = jobs(5)
     engine.submit(first)  # nothing waits yet: a caller may have more than fit

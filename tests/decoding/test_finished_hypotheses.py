@@ -142,11 +142,11 @@ def test_the_bound_of_early_stopping_is_the_score_at_the_maximum_length() -> Non
 
 def in_fixed_shapes(model: FakeModel, request: SearchRequest, constraints: Any, watch: Any) -> Any:
     """The steps of `SearchState` as on a GPU: all beams from the beginning, and sentences that are done stay."""
-    beams = SearchState.create(request.settings, request.nbest, constraints, constraints.longest, static=True)
+    hypotheses = SearchState.create(request.settings, request.nbest, constraints, constraints.longest, static=True)
     begin = torch.tensor(request.first_tokens())
-    beams.restart(constraints, begin, request.line_numbers(), request.seed)
-    state = model.start(request.source).reorder(torch.zeros_like(beams.last))
+    hypotheses.restart(constraints, begin, request.line_numbers(), request.seed)
+    state = model.start(request.source).reorder(torch.zeros_like(hypotheses.last))
     for _ in range(constraints.longest):
-        logits, state = model.step(state, beams.last)
-        state = state.reorder(beams.advance(logits))
-    return dict(enumerate(read_results(beams, range(len(begin)))))
+        logits, state = model.step(state, hypotheses.last)
+        state = state.reorder(hypotheses.advance(logits))
+    return dict(enumerate(read_results(hypotheses, range(len(begin)))))

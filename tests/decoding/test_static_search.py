@@ -30,7 +30,7 @@ from regard.recipes.schema import DecodingSettings, Recipe
 from regard.text import BOS, EOS, PAD
 
 WORDS = 24  # size of the vocabulary, special tokens included
-CLOSE = 1e-5  # margin below which a decision may differ in float32
+TIE_MARGIN = 1e-5  # margin below which a decision may differ in float32
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -106,10 +106,10 @@ def found(
 
 
 def assert_same(got: tuple[Any, list[float]], expected: tuple[Any, list[float]]) -> None:
-    """Compare hypotheses, scores and margins, except for sentences decided by a margin below CLOSE."""
+    """Compare hypotheses, scores and margins, except for sentences decided by a margin below TIE_MARGIN."""
     assert len(got[0]) == len(expected[0])
     for some, others, margin, other in zip(*got[:1], *expected[:1], got[1], expected[1], strict=True):
-        if other < CLOSE:
+        if other < TIE_MARGIN:
             continue
         assert [h.tokens for h in some] == [h.tokens for h in others]
         assert [h.finished for h in some] == [h.finished for h in others]

@@ -116,7 +116,7 @@ def test_more_than_fits_is_not_met_and_what_fits_is() -> None:
     short = Term(((E, E, E),))
     (best,) = one_sentence(table(ANIMALS), DecodingSettings(beam=4), max_length=6, terms=[[short]])
     assert satisfies(best.tokens, [short])
-    # The limit of the settings makes room for terms; that of the model does not
+    # The limit of the settings leaves tokens for terms; that of the model does not
     settings = DecodingSettings(beam=4, max_ratio=1e-9, max_extra=2)
     (best,) = one_sentence(table(ANIMALS), settings, terms=[[short]])
     assert satisfies(best.tokens, [short]) and best.finished
@@ -183,7 +183,7 @@ def slow_needed(tokens: tuple[int, ...], terms: Sequence[Term]) -> int:
 
 
 def stays_in_time(tokens: tuple[int, ...], terms: Sequence[Term], limit: int) -> bool:
-    """Whether after every token there is room for what the terms need then, and EOS."""
+    """Whether after every token enough tokens are left for the terms and EOS."""
     needs = [slow_needed(tokens[:n], terms) for n in range(1, len(tokens) + 1)]
     return all(need == 0 or need + n < limit for n, need in enumerate(needs, 1))
 
@@ -326,7 +326,7 @@ def test_sentences_with_terms_join_running_batches() -> None:
     engine, results = Engine(model), {}
     runner = EngineRunner(engine)
     for n, request in enumerate(requests):
-        (job,) = runner._jobs(request, request.constraints(), lambda news: results.update({news.number: news}), False)
+        (job,) = runner._jobs(request, request.constraints(), lambda end: results.update({end.number: end}), False)
         job.number = n
         engine.submit([job])
         engine.turn()

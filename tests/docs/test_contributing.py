@@ -65,7 +65,7 @@ def trained(optimizer: str, **settings: Any) -> tuple[float, float]:
 
 
 def test_every_extension_is_shown() -> None:
-    shown = {"attention.scores", "training.optimizers", "models.conv", "server.app", "interop.npz"}
+    shown = {"attention.scores", "training.optimizers", "models.conv", "server.page_app", "interop.npz"}
     assert set(BLOCKS) == shown
 
 
@@ -82,11 +82,11 @@ def test_the_endpoint_answers(run: RunDir) -> None:
     from fastapi import FastAPI
     from fastapi.testclient import TestClient
 
-    from regard.server.app import ConcurrencyLimit
+    from regard.server.page_app import ConcurrencyLimit
     from regard.server.registry import RunRegistry
 
     app = FastAPI()
-    execute("server.app", app=app, runs=RunRegistry([run.path], device="cpu"), limit=ConcurrencyLimit())
+    execute("server.page_app", app=app, runs=RunRegistry([run.path], device="cpu"), limit=ConcurrencyLimit())
     answer = TestClient(app).post("/api/translate", json={"run": "tiny", "text": "the cat"})
     assert answer.json() == {"text": LoadedRun(run, "cpu").translator()(["the cat"])[0].texts[0]}
 

@@ -11,8 +11,8 @@ from regard.data.builtin import pairs
 from regard.errors import UserError
 from regard.metrics.alignment import Aligned, AlignmentScore, Gold, built_in, read_aligned, read_links, score_links
 
-REAL = Path(__file__).parents[3] / "shared" / "data" / "alignments"
-needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the real gold alignments are not here")
+GOLD_FOLDER = Path(__file__).parents[3] / "shared" / "data" / "alignments"
+needs_real = pytest.mark.skipif(not GOLD_FOLDER.is_dir(), reason="the real gold alignments are not here")
 
 
 def written(folder: Path, name: str, text: str) -> Path:
@@ -158,7 +158,7 @@ def test_built_in_gold_links_are_the_grammars():
     ],
 )
 def test_published_error_rates_of_two_classic_aligners_on_hansards(aligner, aer):
-    folder, warnings = REAL / "hansards-en-fr", []
+    folder, warnings = GOLD_FOLDER / "hansards-en-fr", []
     files = (folder / name for name in ("test.wa.nonullalign.xz", "test.e.xz", "test.f.xz"))
     gold = [pair.gold for pair in read_aligned(*files, warn=warnings.append)]
     assert warnings == []
@@ -169,7 +169,7 @@ def test_published_error_rates_of_two_classic_aligners_on_hansards(aligner, aer)
 
 @needs_real
 def test_a_link_out_of_range_and_a_byte_order_mark_in_a_real_file():
-    folder, warnings = REAL / "europarl-de-en", []
+    folder, warnings = GOLD_FOLDER / "europarl-de-en", []
     pairs = read_aligned(folder / "de-en.wa", folder / "test.de", folder / "test.en", warn=warnings.append)
     assert len(pairs) == 100 and pairs[0].source.startswith("herr ")
     assert sum(len(pair.gold.sure) for pair in pairs) == 1232

@@ -31,8 +31,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.* was edited since training")
 
 @pytest.fixture(autouse=True)
 def _few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "TEXTS", 4)
-    monkeypatch.setattr(agreement, "LIMIT", 8)
+    monkeypatch.setattr(agreement, "MAX_TEXTS", 4)
+    monkeypatch.setattr(agreement, "MAX_TOKENS", 8)
 
 
 def changed(run: RunDir, path: Path, change: Callable[[Tensors], None], **settings: tuple[str, str]) -> RunDir:

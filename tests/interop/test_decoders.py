@@ -128,7 +128,7 @@ CASES = {
     "olmo 2": Case("Olmo2", gpt_neox, NEOX, {}, everyday=True),
     "olmo 3": Case("Olmo3", gpt_neox, NEOX, {"num_hidden_layers": 5, "sliding_window": 4}),
 }
-CHOSEN = [
+MARKED_CASES = [
     pytest.param(name, marks=[] if case.everyday else pytest.mark.slow)
     for name, case in CASES.items()
     if hasattr(transformers, f"{case.kind}Config")
@@ -161,7 +161,7 @@ def folder_of(case: Case, path: Path, seed: int = 0) -> Any:
 made = imported_cases(lambda name, path: folder_of(CASES[name], path))
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("name", MARKED_CASES)
 def test_an_imported_decoder_computes_the_same_logits(made: Callable[[str], Imported], name: str) -> None:
     case = made(name)
     found = largest_difference(case.run, case.folder)
@@ -169,7 +169,7 @@ def test_an_imported_decoder_computes_the_same_logits(made: Callable[[str], Impo
     assert found <= BOUND
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("name", MARKED_CASES)
 def test_greedy_and_beam_search_give_transformers_tokens(made: Callable[[str], Imported], name: str) -> None:
     case, prompts = made(name), ["the cat sat", "a", "the dog saw the other cats in their house"]
     theirs = transformers.AutoTokenizer.from_pretrained(case.folder)

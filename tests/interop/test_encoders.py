@@ -51,10 +51,10 @@ def distilbert_tokenizer(path: Path) -> int:
     return len((path / "vocab.txt").read_text(encoding="utf-8").splitlines())
 
 
-USUAL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
+SMALL_CONFIG = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
 DISTIL = dict(dim=32, n_layers=2, n_heads=4, hidden_dim=48, max_position_embeddings=70)
-MODERN = {**USUAL, "num_hidden_layers": 4, "local_attention": 8, "max_position_embeddings": 64}
-ROBERTA = {**USUAL, "max_position_embeddings": 72, "type_vocab_size": 1}
+MODERN = {**SMALL_CONFIG, "num_hidden_layers": 4, "local_attention": 8, "max_position_embeddings": 64}
+ROBERTA = {**SMALL_CONFIG, "max_position_embeddings": 72, "type_vocab_size": 1}
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ CASES = {
         everyday=False,
     ),
 }
-CHOSEN = [
+MARKED_CASES = [
     pytest.param(name, marks=[] if case.everyday else pytest.mark.slow)
     for name, case in CASES.items()
     if hasattr(transformers, f"{case.kind}Config")
@@ -126,7 +126,7 @@ def folder_of(case: Case, path: Path) -> Any:
 made = imported_cases(lambda name, path: folder_of(CASES[name], path))
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("name", MARKED_CASES)
 def test_an_imported_encoder_computes_the_same_logits(made: Any, name: str) -> None:
     _, folder, run = made(name)
     found = largest_difference(run, folder)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_huggingface import BOUND, ENGLISH, OWN, gpt2_folder, marian_folder, own_run, texts, transformers
+from test_huggingface import BOUND, ENGLISH, OUR_RUNS, gpt2_folder, marian_folder, own_run, texts, transformers
 
 from regard.api import load
 from regard.cli import run as run_command
@@ -34,7 +34,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def get(name: str) -> tuple[RunDir, Path]:
         if name not in known:
             path = tmp_path_factory.mktemp("exports")
-            run = own_run(path / "run", OWN[name], texts(ENGLISH, 10))
+            run = own_run(path / "run", OUR_RUNS[name], texts(ENGLISH, 10))
             known[name] = run, export_run(run, path / "out")
         return known[name]
 
@@ -96,7 +96,7 @@ def test_text_that_spells_a_special_token_stays_text(exported: Any, name: str) -
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", OUR_RUNS)
 def test_an_export_can_be_imported_again(exported: Any, name: str, tmp_path: Path) -> None:
     run, folder = exported(name)
     again = import_folder(folder, tmp_path / "again")
@@ -110,7 +110,9 @@ def test_an_export_can_be_imported_again(exported: Any, name: str, tmp_path: Pat
 
 def test_all_unsupported_settings_are_named_at_once(tmp_path: Path) -> None:
     changes = {"norm": "rms", "qk_norm": True, "activation": "gated", "se_dim": 4}
-    run = own_run(tmp_path / "run", OWN["transformer"] | {"model": OWN["transformer"]["model"] | changes}, LINES)
+    run = own_run(
+        tmp_path / "run", OUR_RUNS["transformer"] | {"model": OUR_RUNS["transformer"]["model"] | changes}, LINES
+    )
     with pytest.raises(UserError) as caught:
         export_run(run, tmp_path / "out")
     assert all(f"model.{setting} = " in str(caught.value) for setting in changes)
@@ -158,7 +160,7 @@ def test_half_precision_is_checked_in_float32_and_a_failure_leaves_no_run(
 def test_a_failed_check_of_an_export_leaves_no_folder(
     exported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("regard.interop.check.BOUND", -1.0)
+    monkeypatch.setattr("regard.interop.check.TOLERANCE", -1.0)
     command = ["export", str(exported("gpt")[0].path), "--to", "huggingface", "--out", str(tmp_path / "out"), "--check"]
     assert run_command(command, debug=False) == 2
     assert "differ by up to" in capsys.readouterr().err and not (tmp_path / "out").exists()

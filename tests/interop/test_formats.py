@@ -36,7 +36,7 @@ else:
 
 @pytest.fixture(autouse=True)
 def _few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "TEXTS", 12)
+    monkeypatch.setattr(agreement, "MAX_TEXTS", 12)
 
 
 def spread(run: RunDir) -> RunDir:
@@ -160,7 +160,7 @@ def test_an_export_that_differs_is_refused_and_removed(tmp_path: Path, monkeypat
 
 
 def test_transformers_gives_the_results_of_the_run(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(agreement, "TEXTS", 4)
+    monkeypatch.setattr(agreement, "MAX_TEXTS", 4)
     pytest.importorskip("transformers", reason="needs regard[formats]")
     for family, changes in (("transformer", {}), ("gpt", {"positions": "rotary"})):
         run = spread(make_run(tmp_path / family, family, **changes))

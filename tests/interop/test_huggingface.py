@@ -458,7 +458,7 @@ def own_run(path: Path, recipe: dict[str, Any], lines: list[str]) -> RunDir:
 
 SMALL = {"width": 32, "heads": 4, "ffn_width": 48, "dropout": 0.1, "max_positions": 64}
 PAIRS = {"data": {"pairs": "none.tsv"}}
-OWN: dict[str, dict[str, Any]] = {
+OUR_RUNS: dict[str, dict[str, Any]] = {
     "gpt": {"text": {"vocabulary": 300}, "model": {"family": "gpt", "layers": 2, **SMALL}},
     "gpt untied": {
         "text": {"vocabulary": 300},
@@ -487,12 +487,16 @@ OWN: dict[str, dict[str, Any]] = {
         },
     },
 }
-OWN["transformer untied"] = OWN["transformer"] | {"model": OWN["transformer"]["model"] | {"tie_embeddings": False}}
+OUR_RUNS["transformer untied"] = OUR_RUNS["transformer"] | {
+    "model": OUR_RUNS["transformer"]["model"] | {"tie_embeddings": False}
+}
 PRE_NORM = {"norm_first": True, "positions": "sinusoidal", "position_base": 100, "activation": "relu"}
-OWN["transformer with norms first"] = OWN["transformer"] | {"model": OWN["transformer"]["model"] | PRE_NORM}
-OWN["gpt with rotary positions"] = OWN["gpt"] | {"model": OWN["gpt"]["model"] | {"positions": "rotary"}}
-OWN["rotary gpt untied"] = OWN["gpt untied"] | {
-    "model": OWN["gpt untied"]["model"] | {"positions": "rotary", "position_base": 500}
+OUR_RUNS["transformer with norms first"] = OUR_RUNS["transformer"] | {
+    "model": OUR_RUNS["transformer"]["model"] | PRE_NORM
+}
+OUR_RUNS["gpt with rotary positions"] = OUR_RUNS["gpt"] | {"model": OUR_RUNS["gpt"]["model"] | {"positions": "rotary"}}
+OUR_RUNS["rotary gpt untied"] = OUR_RUNS["gpt untied"] | {
+    "model": OUR_RUNS["gpt untied"]["model"] | {"positions": "rotary", "position_base": 500}
 }
 
 
@@ -503,7 +507,7 @@ def test_an_exported_gpt_is_imported_with_its_bos(tmp_path: Path) -> None:
     def greedy(run: RunDir) -> str:
         return load(run.path, device="cpu").generate("the cat", tokens=8, method="beam", beam=1).text
 
-    run = own_run(tmp_path / "run", OWN["gpt"], texts(ENGLISH, 10))
+    run = own_run(tmp_path / "run", OUR_RUNS["gpt"], texts(ENGLISH, 10))
     message = greedy(run)
     for name in ("once", "twice"):
         folder = export_run(run, tmp_path / f"{name} out")
@@ -517,9 +521,9 @@ def test_an_exported_gpt_is_imported_with_its_bos(tmp_path: Path) -> None:
         ]
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", OUR_RUNS)
 def test_an_exported_run_is_the_same_model_in_transformers(name: str, tmp_path: Path) -> None:
-    run = own_run(tmp_path / "run", OWN[name], texts(ENGLISH, 10))
+    run = own_run(tmp_path / "run", OUR_RUNS[name], texts(ENGLISH, 10))
     folder = export_run(run, tmp_path / "out")
     found = largest_difference(run, folder)
     print(f"{name}: the largest difference of the logits is {found:.1e}")
@@ -555,7 +559,7 @@ def test_an_exported_run_is_the_same_model_in_transformers(name: str, tmp_path: 
 def test_a_setting_without_counterpart_is_named(
     name: str, change: dict[str, Any], complaint: str, tmp_path: Path
 ) -> None:
-    recipe = OWN[name] | {"model": OWN[name]["model"] | change}
+    recipe = OUR_RUNS[name] | {"model": OUR_RUNS[name]["model"] | change}
     run = own_run(tmp_path / "run", recipe, texts(ENGLISH, 10))
     with pytest.raises(UserError, match="counterpart") as caught:
         export_run(run, tmp_path / "out")

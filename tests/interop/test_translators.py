@@ -111,7 +111,7 @@ CASES = {
     "t5, gated silu": t5(feed_forward_proj="gated-silu", layer_norm_epsilon=1e-3),
     "mt5": t5("MT5", **GATED, tie_word_embeddings=False),
 }
-CHOSEN = [pytest.param(name, marks=[] if case.everyday else pytest.mark.slow) for name, case in CASES.items()]
+MARKED_CASES = [pytest.param(name, marks=[] if case.everyday else pytest.mark.slow) for name, case in CASES.items()]
 
 
 def folder_of(case: Case, path: Path) -> Any:
@@ -137,7 +137,7 @@ def folder_of(case: Case, path: Path) -> Any:
 made = imported_cases(lambda name, path: folder_of(CASES[name], path))
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("name", MARKED_CASES)
 def test_an_imported_translator_computes_the_same_logits(made: Any, name: str) -> None:
     _, folder, run = made(name)
     found = largest_difference(run, folder)
@@ -145,7 +145,7 @@ def test_an_imported_translator_computes_the_same_logits(made: Any, name: str) -
     assert found <= BOUND
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("name", MARKED_CASES)
 def test_greedy_and_beam_search_give_transformers_tokens(made: Any, name: str) -> None:
     model, folder, run = made(name)
     theirs = transformers.AutoTokenizer.from_pretrained(folder)

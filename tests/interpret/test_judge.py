@@ -23,15 +23,15 @@ from regard.recipes.schema import Recipe
 from regard.run_dir import RunDir
 from regard.text import train as learn
 
-SPELT = {"three": 3, "twenty": 20, "a dozen": 12, "two hundred": 200}
+NUMBER_WORDS = {"three": 3, "twenty": 20, "a dozen": 12, "two hundred": 200}
 MIXED = [42, "twenty", 7, "three", "two hundred", 100, "a dozen"]
 
 
 def amount(thing: int | str) -> int:
-    return SPELT[thing] if isinstance(thing, str) else thing
+    return NUMBER_WORDS[thing] if isinstance(thing, str) else thing
 
 
-ORDERLY = Function(lambda a, b: amount(a) < amount(b))
+TRUE_JUDGE = Function(lambda a, b: amount(a) < amount(b))
 
 
 def typing(*lines: str) -> tuple[Callable[[str], str], list[str]]:
@@ -51,7 +51,7 @@ def typing(*lines: str) -> tuple[Callable[[str], str], list[str]]:
 
 
 def test_mixed_things_are_sorted_by_asking() -> None:
-    found = sort_by(ORDERLY, MIXED)
+    found = sort_by(TRUE_JUDGE, MIXED)
     assert found.things == ("three", 7, "a dozen", "twenty", 42, 100, "two hundred")
     assert f"({found.questions} questions)" in str(found)
 
@@ -133,7 +133,7 @@ def test_an_unreliable_judge_errs_at_its_rate_and_reproducibly() -> None:
         assert answers.count(False) / 4000 == pytest.approx(rate, abs=0.03)
         again = Unreliable(truth, error=rate, seed=3)
         assert [again.prefers(1, 2) for _ in range(100)] == answers[:100]
-    assert sort_by(Unreliable(ORDERLY, 0.0), MIXED) == sort_by(ORDERLY, MIXED)
+    assert sort_by(Unreliable(TRUE_JUDGE, 0.0), MIXED) == sort_by(TRUE_JUDGE, MIXED)
     with pytest.raises(UserError, match="rate"):
         Unreliable(truth, error=1.5)
 

@@ -43,7 +43,7 @@ Get = Callable[[str], Trace]
 SVG = "{http://www.w3.org/2000/svg}"
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 SEEN_AS_COLOUR = 0.005  # how exactly a weight can be read off its colour: eight bits a channel
-CARRIED = 0.5 / 255 + 1e-6  # how exactly uint8 carries one
+UINT8_ERROR = 0.5 / 255 + 1e-6  # how exactly uint8 carries one
 WRITTEN = 1e-6  # of a number with six digits, for weights up to 1
 
 
@@ -145,9 +145,9 @@ def test_json_safetensors_and_html_hold_the_weights(trace: Get, tmp_path: Path) 
 
     again = Trace.load(tmp_path / "map.safetensors")
     assert again.header == seen.header
-    assert np.abs(exact(again) - weights).max() <= CARRIED
+    assert np.abs(exact(again) - weights).max() <= UINT8_ERROR
 
-    assert np.abs(_embedded((tmp_path / "map.html").read_text(), seen)[1] - weights).max() <= CARRIED
+    assert np.abs(_embedded((tmp_path / "map.html").read_text(), seen)[1] - weights).max() <= UINT8_ERROR
 
 
 def _embedded(page: str, seen: Trace) -> np.ndarray:
@@ -202,7 +202,7 @@ def test_a_notebook_gets_the_page_in_a_frame_and_a_picture(trace: Get) -> None:
     frame = re.search(r'srcdoc="([^"]*)"', shown)
     image = re.search(r'src="data:image/svg\+xml;base64,([^"]*)"', shown)
     assert frame is not None and image is not None and "<script" not in shown  # all of it escaped, none injected
-    assert np.abs(_embedded(html.unescape(frame[1]), seen)[1] - exact(seen)).max() <= CARRIED
+    assert np.abs(_embedded(html.unescape(frame[1]), seen)[1] - exact(seen)).max() <= UINT8_ERROR
     assert base64.b64decode(image[1]).decode() == views.draw(seen).scene().svg("light")
     assert ET.fromstring(views.draw(seen)._repr_svg_()).get("role") == "img"
 
@@ -224,14 +224,14 @@ def test_small_maps_have_their_colours_and_say_their_numbers(trace: Get) -> None
     ]
     heads = [head for name in order for head in seen.array(f"{name}.weights")]
     for cells, weights in zip(matrices, heads, strict=False):  # the last matrix is the legend
-        assert np.abs(weight_of(cells.colours) - weights).max() <= SEEN_AS_COLOUR + CARRIED
+        assert np.abs(weight_of(cells.colours) - weights).max() <= SEEN_AS_COLOUR + UINT8_ERROR
     assert len(matrices) == len(heads) + 1
     stats = seen.header["attention"][0]["stats"][0]
     said = f"entropy {stats['entropy']:.2f}"
     assert said in picture.scene().svg() and said in picture.text(width=80, colour="none")
     by_name = {entry["name"]: entry for entry in picture.numbers["heads"]}
     written = np.array(by_name["decoder.0.cross_attn"]["weights"]) * by_name["decoder.0.cross_attn"]["scale"]
-    assert np.abs(written - seen.array("decoder.0.cross_attn.weights")).max() <= CARRIED
+    assert np.abs(written - seen.array("decoder.0.cross_attn.weights")).max() <= UINT8_ERROR
 
 
 def test_of_a_long_text_small_maps_keep_the_greatest_weight_of_each_cell() -> None:
@@ -389,7 +389,16 @@ def _changed(trace: Trace) -> Trace:
     return Trace(header, {name: lambda n=name: trace.array(n) for name in trace.names}, lambda: layers)
 
 
-NASTY = ("<img src=x onerror=alert(1)>", " قطة", " 大きい", "\x1b[31m", "]]>&\"'", "\u202eabc", "e\u0301", "\x00")
+HOSTILE_TEXTS = (
+    "<img src=x onerror=alert(1)>",
+    " قطة",
+    " 大きい",
+    "\x1b[31m",
+    "]]>&\"'",
+    "\u202eabc",
+    "e\u0301",
+    "\x00",
+)
 
 
 @pytest.mark.parametrize("family", ["transformer", "gpt", "recurrent (additive)"])
@@ -397,11 +406,11 @@ def test_tokens_stay_text_in_every_carrier(trace: Get, family: str, tmp_path: Pa
     seen = _changed(trace(family))
     for side in (axis["elements"] for axis in seen.header["axes"].values()):
         for i, token in enumerate(side):
-            token["text"] = NASTY[i % len(NASTY)]
+            token["text"] = HOSTILE_TEXTS[i % len(HOSTILE_TEXTS)]
     for rows in (*(layer["top"] for layer in seen.layers), seen.header["output"]["top"]):
         for row in rows:
             for i, top in enumerate(row):
-                top["text"] = NASTY[i % len(NASTY)]
+                top["text"] = HOSTILE_TEXTS[i % len(HOSTILE_TEXTS)]
     for view in views.fitting(seen):
         picture = views.draw(seen, view, MapChoice(words=False))
         drawing = picture.scene().svg()

@@ -254,7 +254,7 @@ FAMILIES: dict[str, Callable[[int], dict[str, Any]]] = {
     "speech": speech,
 }
 NO_SEARCH = ("bert", "bert (fill)", "vit", "graph", "decision")  # families whose output no search writes
-_OF_SEARCH = (
+SEARCH_INVARIANTS = (
     "cached = uncached",
     "beam of one = greedy",
     "widest beam = exhaustive search",
@@ -263,7 +263,7 @@ _OF_SEARCH = (
 READ_FEATURES = ("captioner", "speech")  # families whose sources are feature vectors, not lines of text
 NOT_APPLICABLE: dict[tuple[str, str], str] = {
     **{("n lines in = n lines out", family): "reads no lines" for family in READ_FEATURES},
-    **{(invariant, family): "generates nothing" for invariant in _OF_SEARCH for family in NO_SEARCH},
+    **{(invariant, family): "generates nothing" for invariant in SEARCH_INVARIANTS for family in NO_SEARCH},
     ("padding is never read", "vit"): "all images have the same number of patches, so that batches have no padding",
     ("padding is never read", "graph"): "batches of graphs have no padding",
     ("padding is never read", "decision"): "batches of episodes have no padding",

@@ -23,7 +23,7 @@ from regard.text import BOS, EOS, PAD, Tokenizer
 from regard.text import train as train_tokenizer
 
 seeds = pytest.mark.parametrize("seed", SEEDS)
-CLOSE = 1e-5  # a decision by less than this may go either way in float32
+TIE_MARGIN = 1e-5  # a decision by less than this may go either way in float32
 
 
 def full_pass(made: Case, sources: list[Any], histories: list[list[int]]) -> Tensor:
@@ -80,8 +80,8 @@ def test_a_beam_of_one_takes_the_best_token_each_time(
             logp[[PAD, BOS]] = -math.inf
             history.append(int(logp.argmax()))
             total += float(logp.max())
-        close += margin < CLOSE
-        if margin >= CLOSE:
+        close += margin < TIE_MARGIN
+        if margin >= TIE_MARGIN:
             assert hypothesis.tokens == tuple(t for t in history[1:] if t != EOS)
             assert hypothesis.finished == (history[-1] == EOS)
             assert sum(hypothesis.logprobs) == pytest.approx(total, abs=1e-4)
@@ -157,11 +157,11 @@ def test_a_sentence_does_not_notice_its_batch(
         for other in logits[1:]:
             torch.testing.assert_close(other[n], logits[0][n], atol=1e-10, rtol=1e-10)
         for other in outputs[1:]:
-            if margins[n] >= CLOSE:
+            if margins[n] >= TIE_MARGIN:
                 assert [h.tokens for h in other[n]] == [h.tokens for h in outputs[0][n]]
                 scores = [h.score for h in outputs[0][n]]
                 assert [h.score for h in other[n]] == pytest.approx(scores, abs=1e-4)
-    record_property("close", [sum(margin < CLOSE for margin in margins), 12])
+    record_property("close", [sum(margin < TIE_MARGIN for margin in margins), 12])
 
 
 @pytest.mark.invariant("batch size and order change nothing")

@@ -96,42 +96,42 @@ def test_files_written_behind_the_training_are_the_same_and_fail_as_safely(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         save_file(tensors, file, **named)
 
-    def trained(run: Path, behind: bool) -> Path:
+    def trained(run: Path, in_background: bool) -> Path:
         names.clear()
-        monkeypatch.setattr(tensor_io, "TensorWriter", lambda **_: writer(behind=behind))
+        monkeypatch.setattr(tensor_io, "TensorWriter", lambda **_: writer(in_background=in_background))
         train(settings, run, device="cpu", quiet=True)
         return run
 
     monkeypatch.setattr(tensor_io, "save_file", slow)
-    whole = trained(tmp_path / "whole", behind=False)
-    assert_same_runs(whole, trained(tmp_path / "behind", behind=True))
+    whole = trained(tmp_path / "whole", in_background=False)
+    assert_same_runs(whole, trained(tmp_path / "behind", in_background=True))
     count = len(names)
     assert count > 14
     for number in (1, count - 3):
         full_at[:] = [number]
         left = []
-        for behind in (False, True):
-            run = tmp_path / f"fails {number} {behind}"
+        for in_background in (False, True):
+            run = tmp_path / f"fails {number} {in_background}"
             with pytest.raises(UserError, match=r"could not be written: the disk is full"):
-                trained(run, behind)
+                trained(run, in_background)
             assert len(names) == number + 1
             files = run.rglob("*.safetensors")
             left.append({file.relative_to(run): tensor_io.read_metadata(file)["step"] for file in files})
         assert left[0] == left[1]
         full_at.clear()
-        assert_same_runs(whole, trained(run, behind=True))
+        assert_same_runs(whole, trained(run, in_background=True))
 
 
-def test_what_is_written_behind_is_what_was_there_when_it_was_saved(tmp_path: Path) -> None:
+def test_what_is_written_in_the_background_is_what_was_there_when_it_was_saved(tmp_path: Path) -> None:
     tensor, files = torch.zeros(3), [tmp_path / f"{n}.safetensors" for n in range(5)]
-    with tensor_io.TensorWriter(behind=True) as writer:
+    with tensor_io.TensorWriter(in_background=True) as writer:
         for n, file in enumerate(files):
             writer.save(file, {"a": tensor.fill_(n)}, {"step": n})
         tensor.fill_(-1)
     for n, file in enumerate(files):
         tensors, about = tensor_io.load(file)
         assert about == {"step": n} and tensors["a"].tolist() == [n] * 3
-    with pytest.raises(UserError), tensor_io.TensorWriter(behind=True) as writer:
+    with pytest.raises(UserError), tensor_io.TensorWriter(in_background=True) as writer:
         writer.save(tmp_path / "0.safetensors" / "no folder", {"a": tensor}, {})
 
 

@@ -26,13 +26,15 @@ class Crash(Exception):
     pass
 
 
-HOW = ["crash", "SIGTERM", "SIGINT"]
-EVERYDAY = [*zip(range(3), HOW, strict=True)]
-OTHERS = [(seed, how) for seed in range(3) for how in HOW if (seed, how) not in EVERYDAY]
+STOPS = ["crash", "SIGTERM", "SIGINT"]
+EVERYDAY_CASES = [*zip(range(3), STOPS, strict=True)]
+SLOW_CASES = [(seed, how) for seed in range(3) for how in STOPS if (seed, how) not in EVERYDAY_CASES]
 
 
 @pytest.mark.invariant("resumed = uninterrupted")
-@pytest.mark.parametrize(("seed", "how"), [*EVERYDAY, *(pytest.param(*o, marks=pytest.mark.slow) for o in OTHERS)])
+@pytest.mark.parametrize(
+    ("seed", "how"), [*EVERYDAY_CASES, *(pytest.param(*o, marks=pytest.mark.slow) for o in SLOW_CASES)]
+)
 def test_an_interrupted_run_equals_an_uninterrupted_one(
     recipe: Any, seed: int, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -40,7 +42,7 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(settings, whole, device="cpu", quiet=True)
     assert len(measured(whole)) > 5
-    update, stops = Trainer._update, [2, 7, 8, 11]  # before the first save, between saves, at one, before the end
+    update, stops = Trainer._take_step, [2, 7, 8, 11]  # before the first save, between saves, at one, before the end
 
     def stopping(self: Trainer, share: BatchShare) -> None:
         update(self, share)
@@ -99,7 +101,7 @@ def test_accumulated_batches_give_the_gradients_of_one_large_batch(
             given.update({name: p.grad.clone() for name, p in made.model.named_parameters() if p.grad is not None})
 
         trainer.optimizer.step = read_grads  # type: ignore[method-assign]
-        trainer._update(BatchShare(dict(enumerate(batches)), START))
+        trainer._take_step(BatchShare(dict(enumerate(batches)), START))
         return given
 
     large = gradients([made.batch()])
@@ -121,7 +123,7 @@ def test_each_update_gets_the_next_batches_of_the_stream(
     monkeypatch.setattr(Trainer, "_save", lambda self: None)
     packers: list[Packer] = []
     start = Trainer.train
-    monkeypatch.setattr(Trainer, "train", lambda self: (packers.append(self.packer), start(self)))
+    monkeypatch.setattr(Trainer, "train", lambda self: (packers.append(self.stream), start(self)))
     train(
         recipe(0, accumulate=3, steps=4, average=0, patience=0, save_every=50),
         tmp_path / "run",
@@ -136,7 +138,7 @@ def test_each_step_of_each_seed_draws_its_own_dropout(
     recipe: Any, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[tuple[float, ...]] = []
-    update = Trainer._update
+    update = Trainer._take_step
 
     def listening(self: Trainer, share: BatchShare) -> None:
         loss = self.model.forward

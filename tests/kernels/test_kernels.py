@@ -323,8 +323,8 @@ def test_add_norm(
 ) -> None:
     """The residual stream is in float32 or in the dtype of the matmuls; values and gradients."""
     for which, stages in (
-        ("USUAL", 1),
-        ("MIDDLING", 3),
+        ("DEFAULT_LAUNCH", 1),
+        ("MEDIUM_LAUNCH", 3),
     ):  # so that a program processes several rows, and the last one fewer
         monkeypatch.setattr(f"regard.kernels.add_norm.{which}", (8 if rows > 8 else 2, stages))
     torch.manual_seed(0)

@@ -180,17 +180,17 @@ def plan() -> Plan:
 
 
 def test_throughput_is_tokens_over_time(plan: Plan) -> None:
-    for point in plan.larger:
+    for point in plan.weak_scaling:
         assert point.tokens_per_second == pytest.approx(point.gpus * plan.targets / point.seconds)
         assert point.hours == pytest.approx(100_000 * plan.targets / point.tokens_per_second / 3600)
         assert point.cost == pytest.approx(2.0 * point.gpus * point.hours)
         assert 0 < point.efficiency <= 1.0001
-    assert plan.chosen.gpus == 16 and [p.gpus for p in plan.larger][-1] == 1024
+    assert plan.chosen.gpus == 16 and [p.gpus for p in plan.weak_scaling][-1] == 1024
 
 
 def test_the_recipe_s_step_is_divided_among_gpus(plan: Plan) -> None:
-    assert [(p.gpus, p.batch_tokens) for p in plan.divided] == [(1, 512), (2, 256)]
-    assert plan.divided_pays_up_to <= plan.pays_up_to
+    assert [(p.gpus, p.batch_tokens) for p in plan.strong_scaling] == [(1, 512), (2, 256)]
+    assert plan.strong_scaling_limit <= plan.weak_scaling_limit
 
 
 def test_more_ranks_leave_less_state_on_each(plan: Plan) -> None:

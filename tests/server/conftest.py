@@ -17,8 +17,9 @@ if "CI" not in os.environ:  # CI must have it
 
 from fastapi.testclient import TestClient
 
-from regard.server.app import application
-from regard.server.serve import Server, open_server
+from regard.server.page_app import application
+from regard.server.page_server import open_server
+from regard.server.process import Server
 
 RUNS = {
     "tiny-transformer": "transformer",

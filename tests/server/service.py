@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from regard.server.serve import Server
-from regard.server.service import Options, open_service
+from regard.server.process import Server
+from regard.server.service_server import Options, open_service
 from tiny_runs import make_run
 
 KEY = "0123456789abcdef-key"

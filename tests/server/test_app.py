@@ -22,8 +22,8 @@ from regard.interpret.position_study import study
 from regard.run_dir import RunDir
 from regard.server import registry as serving_runs
 from regard.server import schemas
-from regard.server.app import application
 from regard.server.middleware import MAX_BODY_BYTES, is_local
+from regard.server.page_app import application
 from regard.server.registry import LRUCache, RunRegistry
 from regard.viz import standalone
 from regard.viz.colours import ANCHORS

@@ -23,8 +23,9 @@ from regard.api import Model
 from regard.errors import UserError
 from regard.run_dir import RunDir
 from regard.server import connections, explain, middleware
+from regard.server.page_server import open_server
+from regard.server.process import Server
 from regard.server.schemas import ExplainBody
-from regard.server.serve import Server, open_server
 
 LONG = " ".join(["this cat is very large and"] * 3)  # too many words to enumerate all masks
 
@@ -245,7 +246,7 @@ def test_a_missing_package_is_named(runs: list[Path]) -> None:
         "from regard.cli import main; main(['look', sys.argv[1], '--no-browser'])"
     )
     found = subprocess.run([sys.executable, "-c", code, str(runs[0])], capture_output=True, text=True)
-    assert found.returncode == 2 and found.stderr == "regard: the page needs uvicorn: pip install 'regard[serve]'\n"
+    assert found.returncode == 2 and found.stderr == "regard: regard look needs uvicorn: pip install 'regard[serve]'\n"
 
 
 def test_look_prints_its_address_and_ends_quietly(runs: list[Path]) -> None:

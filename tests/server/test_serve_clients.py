@@ -22,7 +22,7 @@ from libretranslatepy import LibreTranslateAPI
 from prometheus_client.parser import text_string_to_metric_families
 
 from regard.runs import LoadedRun
-from regard.server.serve import Server
+from regard.server.process import Server
 from server.service import KEY, make_runs, serving
 
 TEXT = "this cat is very large"
@@ -55,7 +55,7 @@ def call(service: Server, path: str, body: Any = None, **headers: str) -> Any:
     return json.loads(content) if content[:1] in b"{[" else content.decode()
 
 
-def test_own_interface(service: Server, offline: LoadedRun) -> None:
+def test_v1_translate(service: Server, offline: LoadedRun) -> None:
     answers = offline.translator()(TEXTS, nbest=3)
     got = call(service, "v1/translate", {"q": TEXTS, "source": "en", "target": "es", "nbest": 3})
     assert got["model"] == "en-es"

@@ -24,10 +24,10 @@ if "CI" not in os.environ:  # CI must have them
 from regard.errors import UserError
 from regard.runs import LoadedRun
 from regard.server import pool as pools
-from regard.server.access import Access, TooOften, Unauthorized, read_keys
+from regard.server.access import Access, RateLimitExceeded, Unauthorized, read_keys
 from regard.server.pool import ModelPool, Unavailable, language_pair, split_name
-from regard.server.serve import Server
-from regard.server.service import Options, open_service
+from regard.server.process import Server
+from regard.server.service_server import Options, open_service
 from server.service import KEY, make_runs, serving
 from tiny_runs import make_run
 
@@ -59,12 +59,12 @@ def test_a_key_allows_its_rate_and_then_waits() -> None:
     access = Access({KEY: ("tester", 2.0)})
     now = 1000.0  # of a clock whose differences are exact
     key = access.keys[0]
-    key.take(now)
-    key.take(now)
-    with pytest.raises(TooOften) as refused:
-        key.take(now)
+    key.count_request(now)
+    key.count_request(now)
+    with pytest.raises(RateLimitExceeded) as refused:
+        key.count_request(now)
     assert refused.value.retry == pytest.approx(30)
-    key.take(now + 30)
+    key.count_request(now + 30)
     with pytest.raises(Unauthorized):
         access.admit("another")
     assert Access({KEY: ("tester", 2.0)}).admit(KEY).name == "tester"
@@ -116,16 +116,16 @@ def test_limits_are_answered_with_a_status(runs: dict[str, Path]) -> None:
         assert send(server, "/healthz")[0] == 200
 
 
-def test_counts_of_a_pool_bear_models_that_are_unloaded_meanwhile(
+def test_counts_of_a_pool_are_right_while_models_are_unloaded(
     runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = ModelPool([str(runs["en-es"])], device="cpu")
-    (served,) = pool.served.values()
-    with pool.using(served) as engaged:
-        reads = [engaged, None] * 2
-        monkeypatch.setattr(type(served), "engaged", property(lambda _: reads.pop(0)), raising=False)
+    (served,) = pool.runs.values()
+    with pool.using(served) as active:
+        reads = [active, None] * 2
+        monkeypatch.setattr(type(served), "active", property(lambda _: reads.pop(0)), raising=False)
         assert pool.waiting == 0
-        reads = [engaged, None]
+        reads = [active, None]
         assert pool.running == 0
         monkeypatch.undo()
     pool.close()
@@ -143,7 +143,7 @@ def test_large_glossaries_are_refused(runs: dict[str, Path]) -> None:
             assert send(server, "/v2/glossaries", {**made, "entries": text})[0] == status
 
 
-def test_a_run_may_have_a_glossary_that_those_of_requests_go_before(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_glossaries_of_requests_override_that_of_the_run(runs: dict[str, Path], tmp_path: Path) -> None:
     for name, content in (("all.tsv", "cat\tgatito\ndog\tperrito\n"), ("own.tsv", "cat\tgata\n")):
         (tmp_path / name).write_text(content)
     with serving(runs, glossaries=[str(tmp_path / "all.tsv"), f"en-es={tmp_path / 'own.tsv'}"]) as server:
@@ -193,14 +193,16 @@ def test_without_memory_a_request_is_refused(runs: dict[str, Path], monkeypatch:
         send(server, "/v1/translate", {"q": TEXT})
         asked = {"model": "stories", "prompt": "Once", "max_tokens": 2}
         with monkeypatch.context() as patch:
-            patch.setattr("regard.decoding.lane.Lane._open", scarce)
+            patch.setattr("regard.decoding.running_batch.RunningBatch._open", scarce)
             for path, body in (("/v1/translate", {"q": TEXT}), ("/v1/completions", {**asked, "stream": True})):
                 status, headers, why = send(server, path, body)
                 assert status == 503 and headers["Retry-After"] == "1" and "not enough memory" in json.dumps(why)
         assert send(server, "/v1/translate", {"q": TEXT})[0] == 200
 
 
-def test_an_answer_that_is_not_read_is_given_up(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_whose_answer_is_not_read_is_closed(
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("regard.server.connections.READ_SECONDS", 0.3)
     with serving(runs) as server:
         port = int(server.address.rstrip("/").rpartition(":")[2])
@@ -256,11 +258,11 @@ def test_names_and_languages_of_runs(runs: dict[str, Path], tmp_path: Path) -> N
 def test_models_are_unloaded_above_the_memory_budget(runs: dict[str, Path]) -> None:
     pool = ModelPool([f"{name}={path}" for name, path in runs.items()], device="cpu", memory=1)
     for name in ("en-es", "stories", "en-es"):
-        with pool.using(pool.named(name)):
+        with pool.using(pool.find(name)):
             pass
-        assert [run.name for run in pool.served.values() if run.engaged] == [name]
-    with pool.using(pool.named("en-es")), pool.using(pool.named("stories")):  # those in use stay
-        assert all(run.engaged for run in pool.served.values())
+        assert [run.name for run in pool.runs.values() if run.active] == [name]
+    with pool.using(pool.find("en-es")), pool.using(pool.find("stories")):  # those in use stay
+        assert all(run.active for run in pool.runs.values())
     pool.close()
 
 
@@ -271,12 +273,12 @@ def test_a_changed_run_is_loaded_again_and_a_broken_one_is_not(tmp_path: Path, m
     pool = ModelPool([f"en-es={path}"], device="cpu")
 
     def translation() -> str:
-        with pool.using(pool.named("en-es")) as engaged:
-            return engaged.translator()([TEXT])[0].texts[0]
+        with pool.using(pool.find("en-es")) as active:
+            return active.translator()([TEXT])[0].texts[0]
 
     first = translation()
     assert translation() == first
-    with pool.using(pool.named("en-es")) as before:
+    with pool.using(pool.find("en-es")) as before:
         shutil.rmtree(path)
         shutil.copytree(other, path)
         second = translation()
@@ -300,7 +302,7 @@ def test_a_model_that_fails_to_load_takes_nothing_else_down(runs: dict[str, Path
         assert send(server, "/healthz")[0] == 200
     with pytest.raises(Unavailable):
         pool = ModelPool([f"x={broken}"], device="cpu")
-        with pool.using(pool.named("x")):
+        with pool.using(pool.find("x")):
             pass
 
 
@@ -318,16 +320,16 @@ def test_a_run_that_fails_is_not_loaded_again_by_every_request(tmp_path: Path, m
     monkeypatch.setattr(pools.LoadedRun, "load", counted)
     pool = ModelPool([f"en-es={path}"], device="cpu")
     for _ in range(5):
-        with pytest.raises(Unavailable), pool.using(pool.named("en-es")):
+        with pytest.raises(Unavailable), pool.using(pool.find("en-es")):
             pass
     assert len(attempts) == 1
     monkeypatch.setattr(pools, "RETRY_SECONDS", 0.0)  # after a while it is tried again
-    with pytest.raises(Unavailable), pool.using(pool.named("en-es")):
+    with pytest.raises(Unavailable), pool.using(pool.find("en-es")):
         pass
     assert len(attempts) == 2
     monkeypatch.setattr(pools, "RETRY_SECONDS", 1000.0)
     (path / "model.safetensors").write_bytes(whole)  # and when the files change
-    with pool.using(pool.named("en-es")):
+    with pool.using(pool.find("en-es")):
         assert len(attempts) == 3 and not pool.failures
     pool.close()
 
@@ -336,19 +338,19 @@ def test_a_model_that_is_unloaded_while_a_request_takes_it_is_loaded_again(
     runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = ModelPool([f"{name}={path}" for name, path in runs.items()], device="cpu", memory=1)
-    with pool.using(pool.named("en-es")):
+    with pool.using(pool.find("en-es")):
         pass
-    real, before = pool._enter, pool.named("en-es").engaged
+    real, before = pool._add_user, pool.find("en-es").active
 
-    def interrupted(engaged: pools.Engaged) -> bool:
-        monkeypatch.setattr(pool, "_enter", real)
-        with pool.using(pool.named("stories")):  # another request unloads it before this one counts as its user
+    def interrupted(active: pools.ActiveModel) -> bool:
+        monkeypatch.setattr(pool, "_add_user", real)
+        with pool.using(pool.find("stories")):  # another request unloads it before this one counts as its user
             pass
-        return real(engaged)
+        return real(active)
 
-    monkeypatch.setattr(pool, "_enter", interrupted)
-    with pool.using(pool.named("en-es")) as engaged:
-        assert engaged is not before and engaged.translator()([TEXT])[0].texts
+    monkeypatch.setattr(pool, "_add_user", interrupted)
+    with pool.using(pool.find("en-es")) as active:
+        assert active is not before and active.translator()([TEXT])[0].texts
     pool.close()
 
 

@@ -120,7 +120,7 @@ def test_environments_of_gymnasium_are_played() -> None:
 
 def test_returns_to_go_are_sums_from_each_step_on() -> None:
     made = Episode(np.zeros((3, 1), np.float32), np.zeros(3, np.int64), np.array([1, 2, 4], np.float32))
-    assert made.to_go.tolist() == [7, 6, 4] and made.total == 7
+    assert made.returns_to_go.tolist() == [7, 6, 4] and made.total == 7
 
 
 def test_trajectories_are_written_and_read_again(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def script_validations(patch: pytest.MonkeyPatch, results: list[Validation]) -> 
 
 def interrupt(patch: pytest.MonkeyPatch, at: int, by: int = signal.SIGINT) -> None:
     """Send this process a signal during step `at`."""
-    update = Trainer._update
+    update = Trainer._take_step
 
     def interrupted(self: Trainer, share: BatchShare) -> None:
         update(self, share)

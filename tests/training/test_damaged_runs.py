@@ -81,7 +81,7 @@ def test_a_lock_is_held_until_it_is_released(tmp_path: Path) -> None:
 def test_a_run_directory_deleted_while_it_trains_stops_the_training(
     moment: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, update, save = tmp_path / "run", Trainer._update, tensor_io.save
+    out, update, save = tmp_path / "run", Trainer._take_step, tensor_io.save
     other = train_run(small(tmp_path, steps=2), tmp_path / "other")
 
     def delete() -> None:
@@ -195,7 +195,7 @@ def test_saves_by_time_bound_the_work_that_a_kill_loses(tmp_path: Path, monkeypa
     uninterrupted = train_run(
         small(tmp_path, save_minutes=0, steps=14, save_every=100, validate_every=100), tmp_path / "whole"
     )
-    update, clock, kill_at = Trainer._update, [0.0], [0]
+    update, clock, kill_at = Trainer._take_step, [0.0], [0]
 
     def slow_update(self: Trainer, share: BatchShare) -> None:
         clock[0] += 60

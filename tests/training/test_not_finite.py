@@ -48,7 +48,7 @@ class FaultInjector:
         self.weights: list[dict[str, Tensor]] = []  # after each update
         self.moments: list[dict[str, Tensor]] = []
         self.batches: list[list[SeqBatch]] = []
-        update, loss = Trainer._update, SequenceModel.forward
+        update, loss = Trainer._take_step, SequenceModel.forward
 
         def record_update(trainer: Trainer, share: BatchShare) -> None:
             calls = 0

@@ -78,14 +78,14 @@ def worker(rank: int, world: int, folder: Path) -> None:
         results["failed"] = str(error)
     results["flags"] = distributed.any_of(rank == 1, False)
     results["from main"] = distributed.broadcast(f"rank {rank}")
-    update = Trainer._update
+    update = Trainer._take_step
 
     def stop_one_rank(self: Trainer, share: Any) -> None:
         update(self, share)
         if self.progress.step == STOPPED_AT and rank == world - 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    Trainer._update = stop_one_rank  # type: ignore[method-assign]
+    Trainer._take_step = stop_one_rank  # type: ignore[method-assign]
     try:
         train_run(recipe(folder), folder / "run", quiet=False)
     except Interrupted as stop:

@@ -346,7 +346,7 @@ def test_a_run_that_is_being_trained_is_not_changed_by_a_second_command(
     change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even before its first weights are saved, when the recipe could otherwise still change."""
-    update, tried = Trainer._update, []
+    update, tried = Trainer._take_step, []
 
     def train_twice(self: Trainer, share: BatchShare) -> None:
         if not tried:
@@ -597,12 +597,14 @@ def test_the_logged_loss_is_the_mean_per_token_since_the_last_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[float, int]] = []
-    update = Trainer._update
+    update = Trainer._take_step
 
     def record_loss(self: Trainer, share: BatchShare) -> None:
-        before = self.update.loss.item()
+        before = self.training_step.loss.item()
         update(self, share)
-        seen.append((self.update.loss.item() - before, sum(batch.num_targets for batch in share.batches.values())))
+        seen.append(
+            (self.training_step.loss.item() - before, sum(batch.num_targets for batch in share.batches.values()))
+        )
 
     monkeypatch.setattr(Trainer, "_update", record_loss)
     run = train_run(small(tmp_path, steps=60, save_every=7, validate_every=60, accumulate=2), tmp_path / "run")
@@ -690,7 +692,7 @@ def test_pairs_that_are_empty_or_too_long_are_dropped_and_counted(
 
 def test_tags_are_prepended_in_training_and_in_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[SeqBatch] = []
-    update = Trainer._update
+    update = Trainer._take_step
 
     def collect(self: Trainer, share: BatchShare) -> None:
         batches.extend(share.batches.values())
@@ -715,7 +717,7 @@ def test_tags_are_prepended_in_training_and_in_decoding(tmp_path: Path, monkeypa
 def test_a_mix_is_sampled_by_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """10 pairs of weight 2 and 20 of weight 0.5: an epoch has 20 visits of the first, 10 of the second."""
     epochs: list[Counter[int]] = []
-    update, last = Trainer._update, [-1]
+    update, last = Trainer._take_step, [-1]
 
     def count_visits(self: Trainer, share: BatchShare) -> None:
         if self.progress.position.epoch != last[0]:

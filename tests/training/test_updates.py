@@ -121,7 +121,7 @@ def make_trainer(folder: Path, model: SequenceModel, **training: Any) -> Trainer
 def steps(trainer: Trainer, count: int) -> None:
     for _ in range(count):
         trainer.progress.step += 1
-        trainer._update(BatchShare({0: two_pairs()}, START))
+        trainer._take_step(BatchShare({0: two_pairs()}, START))
 
 
 def gradients(logits: Tensor, bias: Tensor) -> list[Tensor]:
@@ -177,7 +177,7 @@ def test_a_gradient_is_clipped_to_the_maximum_norm(clip: float, tmp_path: Path) 
     plain = gradients(start, torch.zeros(VOCABULARY))
     length = math.sqrt(sum(g.square().sum().item() for g in plain))
     assert 0.02 < length < 50
-    assert trainer.update.norm.item() == pytest.approx(length, rel=1e-5)  # the norm before clipping is logged
+    assert trainer.training_step.norm.item() == pytest.approx(length, rel=1e-5)  # the norm before clipping is logged
     share = clip / length if 0 < clip < length else 1.0
     for found, gradient in zip(given, plain, strict=True):
         torch.testing.assert_close(found, gradient * share, atol=1e-8, rtol=1e-4)
@@ -203,7 +203,7 @@ def test_the_average_includes_every_step_and_is_what_is_validated(
 ) -> None:
     """Buffers, such as the running statistics of batch norm, are averaged with the weights."""
     seen: list[dict[str, Tensor]] = []
-    begin, update = Trainer.train, Trainer._update
+    begin, update = Trainer.train, Trainer._take_step
     monkeypatch.setattr(Trainer, "train", lambda self: (seen.append(current_weights(self)), begin(self))[1])
     monkeypatch.setattr(
         Trainer, "_update", lambda self, batches: (update(self, batches), seen.append(current_weights(self)))[0]

@@ -87,17 +87,17 @@ class Int8Linear(_PreparedWeights):
         return y.mul_(size) if bias is None else torch.addcmul(bias.detach(), y, size, out=y)
 
 
-def _linear_vnni(packed: Tensor, scale: Tensor, zero: Tensor, x: Tensor, most: int) -> Tensor:
+def _linear_vnni(packed: Tensor, scale: Tensor, zero: Tensor, x: Tensor, levels: int) -> Tensor:
     """W x for x in [-1, 1], on processors with VNNI."""
-    signed = (x * most).round_().to(torch.int8)
+    signed = (x * levels).round_().to(torch.int8)
     whole = signed.view(torch.uint8).bitwise_xor_(128)  # adds the zero point; PyTorch's conversion to unsigned is slow
     multiply = torch.ops.onednn.qlinear_pointwise
-    return multiply(whole, 1 / most, most + 1, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], "")
+    return multiply(whole, 1 / levels, levels + 1, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], "")
 
 
-def _linear_fbgemm(packed: Any, x: Tensor, most: int) -> Tensor:
+def _linear_fbgemm(packed: Any, x: Tensor, levels: int) -> Tensor:
     """W x for x in [-1, 1], on other processors."""
-    return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(x, 1 / most, most + 1, packed)
+    return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(x, 1 / levels, levels + 1, packed)
 
 
 def _prepack_fbgemm(weight: Tensor, scale: Tensor) -> Any:

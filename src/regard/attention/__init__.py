@@ -4,7 +4,7 @@ from regard.attention import sparse_backends  # noqa: F401  adds its backends to
 from regard.attention.backends import attend, plain_weights, use_backend
 from regard.attention.edges import EdgeQK, GraphAdditive
 from regard.attention.kv_cache import BeamTree, KVCache, SourceCache
-from regard.attention.layouts import AttentionLayout, DenseQK, MaskTable, PackedQK, pack
+from regard.attention.layouts import AttentionLayout, DenseQK, MaskTable, PackedQK, attention_layout
 from regard.attention.masks import (
     Causal,
     FixedBlocks,
@@ -64,7 +64,7 @@ __all__ = [
     "TableMask",
     "Window",
     "attend",
-    "pack",
+    "attention_layout",
     "plain_weights",
     "use_backend",
 ]

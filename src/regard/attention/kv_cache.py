@@ -77,8 +77,8 @@ class BeamTree:
         self.rows = torch.arange(self.sentences, device=beam.device)[:, None]  # [N, 1]
         self.write = self.cursor.clamp(max=self.seen.shape[-1] - self.beams)[:, None] + beam  # [N, K], for this step
         self.used = int(self.write.max()) + 1 if self.cursor.is_cpu else None
-        own = (beam[:, None] == beam).expand(self.sentences, -1, -1)
-        self.seen.scatter_(2, self.write[:, None].expand_as(own), own)
+        same_beam = (beam[:, None] == beam).expand(self.sentences, -1, -1)
+        self.seen.scatter_(2, self.write[:, None].expand_as(same_beam), same_beam)
         if self.index is not None:
             self.index.scatter_(1, self.write, (self.fed + self.padding)[:, None].expand_as(self.write))
         self.position = TokenPositions(self.fed[:, None].repeat(1, self.beams).flatten())

@@ -167,11 +167,11 @@ class PackedQK:
 
 
 # The layouts of pairs of packed batches, by the type of the batch's own: `static_layout` adds one.
-PAIRS: dict[type[PackedLayout], type[PackedQK]] = {}
+LAYOUT_TYPES: dict[type[PackedLayout], type[PackedQK]] = {}
 
 
-def pack(queries: PackedLayout, keys: PackedLayout, mask: Mask | None = None) -> PackedQK:
+def attention_layout(queries: PackedLayout, keys: PackedLayout, mask: Mask | None = None) -> PackedQK:
     """The layout for queries of one packed batch that attend to the same sentences of another (or the same) one."""
-    packed = PAIRS.get(type(queries), PackedQK)(queries, keys, mask)
+    packed = LAYOUT_TYPES.get(type(queries), PackedQK)(queries, keys, mask)
     _ = packed.allowed  # computed outside the blocks, which are compiled one by one
     return packed

@@ -241,7 +241,7 @@ class BucketedBias(Score):
 
     def at(self, query: Tensor, key: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Score]:
         index = positions.index[..., None, None]
-        digits = torch.cat([index // DIGIT, index % DIGIT], dim=-1)  # [..., 1, 2]
+        digits = torch.cat([index // DIGIT_BASE, index % DIGIT_BASE], dim=-1)  # [..., 1, 2]
         q, k = (torch.cat([x, digits.expand(*x.shape[:-1], 2).to(x.dtype)], dim=-1) for x in (query, key))
         return q, k, _BiasAtPositions(self)
 
@@ -249,7 +249,7 @@ class BucketedBias(Score):
         return width + 2
 
 
-DIGIT = 128  # positions are stored as two digits, which are exact in bf16
+DIGIT_BASE = 128  # positions are stored as two digits of this base, which are exact in bf16
 
 
 class _BiasAtPositions(Score):
@@ -261,6 +261,6 @@ class _BiasAtPositions(Score):
 
     def compare(self, query: Tensor, key: Tensor) -> Tensor:
         # the positions are the same in all heads
-        at, of = ((x[..., 0, :, -2] * DIGIT + x[..., 0, :, -1]).long() for x in (query, key))  # [..., Q], [..., K]
+        at, of = ((x[..., 0, :, -2] * DIGIT_BASE + x[..., 0, :, -1]).long() for x in (query, key))  # [..., Q], [..., K]
         scores = _SCALED_DOT.compare(query[..., :-2], key[..., :-2])
         return scores + self.whole.of(of[..., None, :] - at[..., None]).to(scores.dtype)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard import kernels
-from regard.attention.layouts import PAIRS, MaskTable, PackedQK
+from regard.attention.layouts import LAYOUT_TYPES, MaskTable, PackedQK
 from regard.attention.masks import Causal, Full, Mask
 from regard.packed import PackedLayout
 
@@ -138,4 +138,4 @@ class StaticQK(PackedQK):
         return None
 
 
-PAIRS[StaticPackedLayout] = StaticQK
+LAYOUT_TYPES[StaticPackedLayout] = StaticQK

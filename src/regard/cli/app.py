@@ -17,9 +17,11 @@ from typer.core import TyperCommand, TyperGroup
 
 from regard import __version__
 from regard.cli.placeholders import placeholders
+from regard.errors import UserError
 
 HELP = ["-h", "--help"]
 MARKUP: Literal["markdown"] = "markdown"
+EXTRAS = dict.fromkeys(("fastapi", "prometheus_client", "starlette", "uvicorn"), "serve")  # of optional packages
 
 # The list that `regard --help` shows. A test compares each line with the first paragraph of the verb's own help.
 VERBS = {
@@ -104,8 +106,14 @@ def command() -> Any:
 def verb(name: str) -> Any:
     """The parser of a verb; imports its module."""
     function = f"{name}_" if keyword.iskeyword(name) else name
+    try:
+        module = import_module(f"regard.cli.{function}")
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        raise UserError(f"regard {name} needs {error.name}: pip install 'regard[{EXTRAS[error.name]}]'") from None
     alone = typer.Typer(rich_markup_mode=MARKUP, add_completion=False)
-    alone.command(name)(getattr(import_module(f"regard.cli.{function}"), function))
+    alone.command(name)(getattr(module, function))
     return _hide_flag_types(typer.main.get_command(alone))
 
 

@@ -12,8 +12,8 @@ import typer
 
 from regard.api import load
 from regard.cli import decoders, options
-from regard.cli.evaluate import held_out_pairs
 from regard.cli.groups import PairFileOptions, grouped
+from regard.cli.held_out import held_out_pairs
 from regard.cli.progress import progress_bar
 from regard.errors import UserError
 from regard.files import write_text
@@ -80,7 +80,7 @@ def calibrate(
         "words": {"before": round(before[0], 4), "after": round(after[0], 4)},
         "sentences": {"before": round(before[1], 4), "after": round(after[1], 4)},
     }
-    content = {**fitted.content(), "pairs": len(answers[::2]), "expected_calibration_error": error}
+    content = {**fitted.to_json(), "pairs": len(answers[::2]), "expected_calibration_error": error}
     write_text(model.run.path / FILE, json.dumps(content, indent=1) + "\n")
     if picture is not None:
         chart = _diagram(observations(*others, None)[0], observations(*others, fitted)[0], before[0], after[0])

@@ -14,8 +14,8 @@ import typer
 from regard import tasks
 from regard.api import load
 from regard.cli import decoders, options
-from regard.cli.evaluate import held_out_pairs
 from regard.cli.groups import PairFileOptions, grouped
+from regard.cli.held_out import held_out_pairs
 from regard.cli.output import written
 from regard.cli.progress import progress_bar
 from regard.data.labelled import class_name

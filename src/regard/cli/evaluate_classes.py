@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -22,11 +21,8 @@ MAX_CLASSES = 20  # of a confusion matrix that is printed; --json has it for any
 NAME_COLUMNS = 16  # of a class name in it
 
 
-def evaluate_classes(
-    runs: list[Path], examples: list[Any], weights: str, device: str, precision: str, as_json: bool, quiet: bool
-) -> None:
+def evaluate_classes(loaded: LoadedRun, examples: list[Any], as_json: bool, quiet: bool) -> None:
     """Print the scores of a classifier on held-out examples."""
-    loaded = LoadedRun.load(*runs, weights=weights, device=device, precision=precision)
     task = loaded.prediction_task()
     assert isinstance(task, ClassTask)
     task.class_ids(loaded.run, [name for _, name in examples], "the held-out data")  # before anything is predicted

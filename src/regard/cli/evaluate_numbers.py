@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -14,11 +13,8 @@ from regard.runs import LoadedRun
 from regard.tasks.numbers import NumberTask
 
 
-def evaluate_numbers(
-    runs: list[Path], examples: list[Any], weights: str, device: str, precision: str, as_json: bool, quiet: bool
-) -> None:
+def evaluate_numbers(loaded: LoadedRun, examples: list[Any], as_json: bool, quiet: bool) -> None:
     """Print the errors of predicted numbers on held-out examples, in the units of the data."""
-    loaded = LoadedRun.load(*runs, weights=weights, device=device, precision=precision)
     task = loaded.prediction_task()
     assert isinstance(task, NumberTask)
     with progress_bar("predicting", len(examples), quiet) as progress:

@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 
 from regard import accelerate, devices, tasks
+from regard.cli.groups import LoadOptions
 from regard.cli.progress import progress_bar
 from regard.data.corpora import held_out
 from regard.errors import UserError
@@ -25,17 +26,16 @@ def evaluate_text(
     split: str,
     text: Path | None,
     stride: int | None,
-    weights: str,
-    device: str,
+    loading: LoadOptions,
     as_json: bool,
     quiet: bool,
 ) -> None:
     """Print the perplexity of a split or a file; for a masked language model, its accuracy."""
     documents = _documents(data, split, text)
     if tasks.of(run.recipe).output == "fills":
-        _masked_lm(run, documents, stride, weights, device, as_json, quiet)
+        _masked_lm(run, documents, stride, loading, as_json, quiet)
     else:
-        _perplexity(run, documents, stride, weights, device, as_json, quiet)
+        _perplexity(run, documents, stride, loading, as_json, quiet)
 
 
 def _documents(data: DataSettings, split: str, text: Path | None) -> list[str]:
@@ -45,11 +45,11 @@ def _documents(data: DataSettings, split: str, text: Path | None) -> list[str]:
 
 
 def _perplexity(
-    run: RunDir, documents: list[str], stride: int | None, weights: str, device: str, as_json: bool, quiet: bool
+    run: RunDir, documents: list[str], stride: int | None, loading: LoadOptions, as_json: bool, quiet: bool
 ) -> None:
-    context, target = run.recipe.model.max_positions, devices.pick(device)
+    context, target = run.recipe.model.max_positions, devices.pick(loading.device)
     step = max(context // 2, 1) if stride is None else stride
-    model = run.model(target, weights)
+    model = run.model(target, loading.weights)
     accelerate.for_inference(model)
     with progress_bar("scoring", None, quiet) as progress:
         score = text_perplexity(
@@ -77,19 +77,13 @@ def _perplexity(
 
 
 def _masked_lm(
-    run: RunDir,
-    documents: list[str],
-    stride: int | None,
-    weights: str,
-    device: str,
-    as_json: bool,
-    quiet: bool,
+    run: RunDir, documents: list[str], stride: int | None, loading: LoadOptions, as_json: bool, quiet: bool
 ) -> None:
     if stride is not None:
         raise UserError("--stride has no effect for a masked language model")
     share = masking_policy(run.recipe, run.tokenizers[0]).share
-    target = devices.pick(device)
-    model = run.model(target, weights)
+    target = devices.pick(loading.device)
+    model = run.model(target, loading.weights)
     accelerate.for_inference(model)
     with progress_bar("scoring", None, quiet) as progress:
         score = masked_lm_score(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,13 +13,14 @@ import typer
 
 from regard.api import load
 from regard.cli import options
+from regard.cli.groups import grouped
 from regard.cli.output import note
 from regard.cli.progress import progress_bar
 from regard.errors import UserError
 from regard.interpret.explain import Curve, Explanation, Sampling
 from regard.interpret.explain import curves as make_curves
 from regard.interpret.explain.models import explain_request
-from regard.interpret.explain.request import ExplainRequest, MaskingMode
+from regard.interpret.explain.request import ExplainRequest, MaskingMode, Unit
 from regard.text.display import visible
 from regard.viz import charts, explanation_text, explanations, scene, terminal
 from regard.viz.charts import columned
@@ -27,17 +28,10 @@ from regard.viz.image_explanations import ImageExplanation
 from regard.viz.views.files import PICTURES, save_scene
 
 
-def explain(
-    run: options.RunPath,
-    text: Annotated[str, typer.Argument(metavar="INPUT", help="The input of the model: a text, or an image file.")],
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            help="The output, or the class, to explain. [default: the model's own output]",
-            show_default=False,
-        ),
-    ] = None,
+@dataclass(frozen=True)
+class MaskOptions:
+    """The random masks, and how many of them."""
+
     masks: Annotated[
         int | None,
         typer.Option(
@@ -47,14 +41,14 @@ def explain(
             "4000]",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     exact: Annotated[
         bool | None,
         typer.Option(
             "--exact/--random",
             help="Use all possible masks (up to 12 words), or random ones. [default: all, if --masks allows that]",
         ),
-    ] = None,
+    ] = None
     tolerance: Annotated[
         float | None,
         typer.Option(
@@ -62,22 +56,54 @@ def explain(
             help="Stop as soon as every standard error is at most this. [default: use all masks]",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     keep: Annotated[
         float, typer.Option(metavar="X", help="The probability that a mask keeps a word, from 0.01 to 0.99.")
-    ] = 0.5,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="The random seed of the masks.")] = 0,
+    ] = 0.5
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="The random seed of the masks.")] = 0
+
+    def settings(self, usual_masks: int = 1000) -> Sampling:
+        """The settings of the estimate; `usual_masks` unless a number was given."""
+        masks = usual_masks if self.masks is None else self.masks
+        return Sampling(masks, self.keep, self.exact, tolerance=self.tolerance, seed=self.seed)
+
+
+@dataclass(frozen=True)
+class HidingOptions:
+    """How parts of the input are hidden."""
+
     how: Annotated[
         options.MaskMethodOption, typer.Option(help="Replace hidden words by the unknown token, or drop them.")
-    ] = options.MaskMethodOption.UNKNOWN,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Hide tokens instead of whole words.")] = False,
-    span: Annotated[int, typer.Option(metavar="N", min=1, help="Hide this many neighbouring words together.")] = 1,
+    ] = options.MaskMethodOption.UNKNOWN
+    tokens: Annotated[bool, typer.Option("--tokens", help="Hide tokens instead of whole words.")] = False
+    span: Annotated[int, typer.Option(metavar="N", min=1, help="Hide this many neighbouring words together.")] = 1
     fill: Annotated[options.FillOption, typer.Option(help="Images: what hidden pixels become.")] = (
         options.FillOption.GREY
-    ),
+    )
     cells: Annotated[
         int, typer.Option(metavar="N", min=1, help="Images: cells of a mask along the longer side, hidden as one.")
-    ] = 7,
+    ] = 7
+
+    def mode(self) -> MaskingMode:
+        unit: Unit = "tokens" if self.tokens else "words"
+        return MaskingMode(self.how.value, unit, self.span, self.fill.value, self.cells)
+
+
+@grouped
+def explain(
+    run: options.RunPath,
+    text: Annotated[str, typer.Argument(metavar="INPUT", help="The input of the model: a text, or an image file.")],
+    *,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="The output, or the class, to explain. [default: the model's own output]",
+            show_default=False,
+        ),
+    ] = None,
+    sampling: MaskOptions,
+    hiding: HidingOptions,
     curves: Annotated[
         bool, typer.Option("--curves", help="Also compute deletion and insertion curves, which test the explanation.")
     ] = False,
@@ -111,17 +137,16 @@ def explain(
     """
     options.check_utf8(INPUT=text, **{"--target": target})
     _check_out(out, as_json)
-    masking = MaskingMode(how.value, "tokens" if tokens else "words", span, fill.value, cells)
-    settings = {"exact": exact, "tolerance": tolerance, "keep": keep, "seed": seed}
-    Sampling(**settings, masks=1000 if masks is None else masks)  # type: ignore[arg-type]  # refuse them before loading
-    request = explain_request(load(run, weights=weights, device=device), text, target=target, masking=masking)
+    sampling.settings()  # refuse invalid ones before loading
+    loaded = load(run, weights=weights, device=device)
+    request = explain_request(loaded, text, target=target, masking=hiding.mode())
     if request.truncated and not quiet:
         note("regard: warning: the text is longer than the model's maximum and was truncated")
-    sampling = Sampling(**settings, masks=request.usual_masks if masks is None else masks)  # type: ignore[arg-type]
-    with progress_bar("explaining", request.box.count_masks(sampling), quiet) as progress:
-        explanation = request.explain(progress, **asdict(sampling))
+    settings = sampling.settings(request.usual_masks)
+    with progress_bar("explaining", request.box.count_masks(settings), quiet) as progress:
+        explanation = request.explain(progress, **asdict(settings))
     orders = request.orders(explanation.overall)
-    computed = make_curves(request.box, orders, insertion=request.insertion, seed=seed) if curves else []
+    computed = make_curves(request.box, orders, insertion=request.insertion, seed=sampling.seed) if curves else []
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
     if out is not None:
         save_scene(_picture(request, explanation, computed), out)

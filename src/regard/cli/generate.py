@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
@@ -22,6 +22,85 @@ from regard.tasks.generator import Generation, Generator
 SEPARATOR = "---"  # the line between two texts
 
 
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are chosen, and where a text ends."""
+
+    temperature: Annotated[
+        float | None,
+        typer.Option(metavar="X", min=0.01, help="Below 1 favours likely tokens. [default: the recipe's, or 0.8]"),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Sample from the k most likely tokens only; 0: from all. [default: the recipe's, or 0]",
+        ),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            min=0.0,
+            max=1.0,
+            help="Sample from the most likely tokens whose probabilities add up to this. "
+            "[default: the recipe's, or 0.95]",
+        ),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            min=1.0,
+            help="Above 1 makes tokens that have occurred less likely. [default: the recipe's, or 1]",
+        ),
+    ] = None
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="End before this text; \\n is a newline, \\t a tab. Repeatable."),
+    ] = None
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="The random seed.")] = 0
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always take the most likely token instead of sampling.")] = (
+        False
+    )
+
+    def stops(self) -> list[str]:
+        """The texts that end a continuation."""
+        stops = [text.replace("\\n", "\n").replace("\\t", "\t") for text in self.stop or []]
+        for text in stops:
+            options.check_utf8(**{"--stop": text})
+        return stops
+
+    def settings(self, samples: int) -> dict[str, object]:
+        """The decoding settings that were given, and the seed."""
+        sampling = options.changed(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+        if self.greedy and (sampling or samples > 1):
+            option = next(iter(sampling), "samples").replace("_", "-")
+            raise UserError(f"--{option} has no effect with --greedy, which does not sample")
+        settings = options.changed(repetition_penalty=self.repetition_penalty, **sampling)
+        return settings | ({"method": "beam", "beam": 1} if self.greedy else {}) | {"seed": self.seed}
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """Conversations instead of plain texts."""
+
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat", help="Prompts are messages, put into the chat template that the model was imported with."
+        ),
+    ] = False
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="With --chat: the system message before each prompt.")
+    ] = None
+
+    def check(self) -> None:
+        if self.system is not None and not self.chat:
+            raise UserError("--system is a message of a conversation: use it with --chat")
+
+
 @grouped
 def generate(
     run: options.RunPath,
@@ -36,53 +115,8 @@ def generate(
     samples: Annotated[
         int, typer.Option(metavar="N", min=1, help="Generate this many continuations of each prompt.")
     ] = 1,
-    temperature: Annotated[
-        float | None,
-        typer.Option(metavar="X", min=0.01, help="Below 1 favours likely tokens. [default: the recipe's, or 0.8]"),
-    ] = None,
-    top_k: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Sample from the k most likely tokens only; 0: from all. [default: the recipe's, or 0]",
-        ),
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X",
-            min=0.0,
-            max=1.0,
-            help="Sample from the most likely tokens whose probabilities add up to this. "
-            "[default: the recipe's, or 0.95]",
-        ),
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X",
-            min=1.0,
-            help="Above 1 makes tokens that have occurred less likely. [default: the recipe's, or 1]",
-        ),
-    ] = None,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="End before this text; \\n is a newline, \\t a tab. Repeatable."),
-    ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="The random seed.")] = 0,
-    greedy: Annotated[
-        bool, typer.Option("--greedy", help="Always take the most likely token instead of sampling.")
-    ] = False,
-    chat: Annotated[
-        bool,
-        typer.Option(
-            "--chat", help="Prompts are messages, put into the chat template that the model was imported with."
-        ),
-    ] = False,
-    system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="With --chat: the system message before each prompt.")
-    ] = None,
+    sampling: SamplingOptions,
+    conversation: ChatOptions,
     form: options.Format = options.OutputFormat.TEXT,
     stream: Annotated[
         bool | None,
@@ -112,24 +146,16 @@ def generate(
 
         regard generate runs/stories --greedy --format jsonl < prompts.txt
     """
-    stops = [text.replace("\\n", "\n").replace("\\t", "\t") for text in stop or []]
+    stops = sampling.stops()
     for text in prompt or []:
         options.check_utf8(PROMPT=text)
-    for text in stops:
-        options.check_utf8(**{"--stop": text})
-    sampling = options.changed(temperature=temperature, top_k=top_k, top_p=top_p)
-    if greedy and (sampling or samples > 1):
-        option = next(iter(sampling), "samples").replace("_", "-")
-        raise UserError(f"--{option} has no effect with --greedy, which does not sample")
+    settings = sampling.settings(samples)
     if stream and (form is options.OutputFormat.JSONL or samples > 1):
         raise UserError("--stream shows one plain text after another: use it without --format jsonl and --samples")
-    settings = options.changed(repetition_penalty=repetition_penalty, **sampling)
-    settings |= {"method": "beam", "beam": 1} if greedy else {}
-    generator = decoders.generator(load(run, **loading.settings()), {**settings, "seed": seed})
-    if system is not None and not chat:
-        raise UserError("--system is a message of a conversation: use it with --chat")
-    if chat:
-        generator = replace(generator, chat=decoders.chat(run, generator.tokenizer, system))
+    conversation.check()
+    generator = decoders.generator(load(run, **loading.settings()), settings)
+    if conversation.chat:
+        generator = replace(generator, chat=decoders.chat(run, generator.tokenizer, conversation.system))
     source = Input(prompt, on_error=errors)
     if source.interactive and not quiet:
         note("Type the beginning of a text and press Enter; Ctrl-D ends.")

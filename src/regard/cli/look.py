@@ -10,7 +10,7 @@ import typer
 
 from regard.cli import options
 from regard.cli.output import note
-from regard.server import serve
+from regard.server import page_server
 
 
 def look(
@@ -52,7 +52,7 @@ def look(
     """
     paths, text = _split(runs)
     options.check_utf8(TEXT=text)
-    server = serve.open_server(paths, text=text, device=device, host=host, port=port, token=token)
+    server = page_server.open_server(paths, text=text, device=device, host=host, port=port, token=token)
     note(f"regard: {server.link} shows {', '.join(map(str, paths))} (Ctrl-C ends it)")
     server.run(browser=browser)
 

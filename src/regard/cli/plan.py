@@ -93,8 +93,8 @@ def plan(
     explains; expect errors of some percent in memory and of 10 to 20 % in time. The vocabulary is taken to be as large
     as `text.vocabulary` allows.
 
-    Two ways to use more GPUs are planned: every GPU computes a batch of the recipe's size, so that a step grows with
-    the number of GPUs; or the recipe's own step is divided among them.
+    Two ways to use more GPUs are planned. Weak scaling: every GPU computes a batch of the recipe's size, so that a step
+    grows with the number of GPUs. Strong scaling: the recipe's step is divided among them.
 
     Examples:
 
@@ -118,7 +118,7 @@ def plan(
     how = {"gpus": gpus * nodes, "per_node": gpus, "length": length, "price": price}
     found = make_plan(loaded, hardware, **how)  # type: ignore[arg-type]
     if measured is not None:
-        alone = found.larger[0].tokens_per_second
+        alone = found.weak_scaling[0].tokens_per_second
         found = make_plan(loaded, hardware, speed_up=measured["tokens_per_second"] / alone, **how)  # type: ignore[arg-type]
     chart = _chart(Path(recipe).stem, found)
     if out is not None:
@@ -151,10 +151,10 @@ def _draw(chart: Chart, out: Path) -> None:
 
 def _chart(name: str, plan: Plan) -> Chart:
     """Throughput against the number of GPUs, with the ideal line."""
-    alone = plan.larger[0].tokens_per_second
-    counts = [point.gpus for point in plan.larger]
+    alone = plan.weak_scaling[0].tokens_per_second
+    counts = [point.gpus for point in plan.weak_scaling]
     series = [Series.of("ideal", counts, [alone * count for count in counts])]
-    for label, points in (("larger steps", plan.larger), ("same step, divided", plan.divided)):
+    for label, points in (("weak scaling", plan.weak_scaling), ("strong scaling", plan.strong_scaling)):
         series.append(Series.of(label, [p.gpus for p in points], [p.tokens_per_second for p in points]))
     ticks = tuple((float(count), f"{count:,}") for count in counts)
     return Chart(
@@ -165,7 +165,7 @@ def _chart(name: str, plan: Plan) -> Chart:
         x_log=True,
         y_log=True,
         x_ticks=ticks,
-        note="Larger steps: every GPU computes a batch of the recipe's size. Divided: the recipe's step in parts.",
+        note="Weak scaling: every GPU has a batch of the recipe's size. Strong scaling: the recipe's step is divided.",
     )
 
 
@@ -181,21 +181,22 @@ def _print(plan: Plan, chart: Chart) -> None:
         fits = f"fits into {usable:,.0f} GB" if each.fits else f"does not fit into {usable:,.0f} GB"
         most = f"training.batch_tokens up to {each.largest_batch:,}" if each.largest_batch else "no batch fits"
         typer.echo(f"{each.scheme}: {fits}; {most}")
+    seconds = plan.weak_scaling[0].seconds
     typer.echo(
         f"\none step on one device: {plan.flops / 1e12:,.1f} TFLOP, {plan.targets:,.0f} target tokens, "
-        f"{1000 * plan.larger[0].seconds:,.1f} ms: {plan.flops / plan.larger[0].seconds / 1e12:,.0f} TFLOP/s"
+        f"{1000 * seconds:,.1f} ms: {plan.flops / seconds / 1e12:,.0f} TFLOP/s"
     )
     typer.echo(f"on {chosen.gpus}: {summary(chosen)}\n")
     for title, points in (
-        ("every GPU a batch of the recipe's size", plan.larger),
-        ("the recipe's step, divided", plan.divided),
+        ("weak scaling: every GPU has a batch of the recipe's size", plan.weak_scaling),
+        ("strong scaling: the recipe's step is divided", plan.strong_scaling),
     ):
         typer.echo(title)
         typer.echo(charts.columned(*scaling_rows(points), width=max(width, 80)))
     typer.echo(charts.terminal(chart, width=width, colour=colour))
     typer.echo(
-        f"scaling pays (80 % of the speed per GPU) up to {plan.pays_up_to:,} GPUs with larger steps, "
-        f"and up to {plan.divided_pays_up_to:,} with the recipe's step divided"
+        f"scaling pays (80 % of the speed per GPU) up to {plan.weak_scaling_limit:,} GPUs with larger steps "
+        f"(weak scaling), and up to {plan.strong_scaling_limit:,} if the recipe's step is divided (strong scaling)"
     )
     if chosen.gpus > 1:
         typer.echo(

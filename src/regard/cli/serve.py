@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -9,10 +10,71 @@ import typer
 
 from regard import devices
 from regard.cli import options
+from regard.cli.groups import grouped
 from regard.cli.output import note
-from regard.errors import UserError
+from regard.server import service_server
 
 
+@dataclass(frozen=True)
+class AccessOptions:
+    """Where the server listens, and who may use it."""
+
+    host: Annotated[
+        str,
+        typer.Option(metavar="ADDRESS", help="The address to listen on; other than this machine's, keys are needed."),
+    ] = "127.0.0.1"
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="The port; 0: any free one.")] = 8000
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="API keys, one in a line: NAME SECRET [REQUESTS-A-MINUTE]. The environment variable REGARD_API_KEY "
+            "may hold one more.",
+            show_default=False,
+        ),
+    ] = None
+    auth: Annotated[
+        bool, typer.Option("--auth/--no-auth", help="Whether an address that others can reach needs keys.")
+    ] = True
+    rate: Annotated[
+        float, typer.Option(metavar="N", min=0, help="Requests a minute that each key may send; 0: no limit.")
+    ] = 0.0
+
+
+@dataclass(frozen=True)
+class LimitOptions:
+    """How much the server accepts at once, and how long it takes."""
+
+    memory: Annotated[
+        float,
+        typer.Option(metavar="GB", min=0, help="Memory of all models, above which unused ones are unloaded."),
+    ] = 0.0
+    sentences: Annotated[
+        int, typer.Option(metavar="N", min=1, max=4096, help="Sentences that are decoded at the same time.")
+    ] = 64
+    queue: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Sentences that may wait; above it, requests are refused (503).")
+    ] = 1024
+    characters: Annotated[int, typer.Option(metavar="N", min=1, help="Characters of a request, at most.")] = 50_000
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Time limit of a request.")] = 60.0
+    drain: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="How long accepted requests may take after SIGTERM.")
+    ] = 30.0
+
+
+@dataclass(frozen=True)
+class TLSOptions:
+    """Encryption."""
+
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A certificate (PEM), for HTTPS.", show_default=False)
+    ] = None
+    tls_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The key of the certificate (PEM).", show_default=False)
+    ] = None
+
+
+@grouped
 def serve(
     runs: Annotated[
         list[str],
@@ -23,26 +85,8 @@ def serve(
             show_default=False,
         ),
     ],
-    host: Annotated[
-        str,
-        typer.Option(metavar="ADDRESS", help="The address to listen on; other than this machine's, keys are needed."),
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="The port; 0: any free one.")] = 8000,
-    keys: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="API keys, one in a line: NAME SECRET [REQUESTS-A-MINUTE]. The environment variable REGARD_API_KEY "
-            "may hold one more.",
-            show_default=False,
-        ),
-    ] = None,
-    auth: Annotated[
-        bool, typer.Option("--auth/--no-auth", help="Whether an address that others can reach needs keys.")
-    ] = True,
-    rate: Annotated[
-        float, typer.Option(metavar="N", min=0, help="Requests a minute that each key may send; 0: no limit.")
-    ] = 0.0,
+    *,
+    access: AccessOptions,
     glossary: Annotated[
         list[str] | None,
         typer.Option(
@@ -52,27 +96,8 @@ def serve(
             show_default=False,
         ),
     ] = None,
-    memory: Annotated[
-        float,
-        typer.Option(metavar="GB", min=0, help="Memory of all models, above which unused ones are unloaded."),
-    ] = 0.0,
-    sentences: Annotated[
-        int, typer.Option(metavar="N", min=1, max=4096, help="Sentences that are decoded at the same time.")
-    ] = 64,
-    queue: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Sentences that may wait; above it, requests are refused (503).")
-    ] = 1024,
-    characters: Annotated[int, typer.Option(metavar="N", min=1, help="Characters of a request, at most.")] = 50_000,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Time limit of a request.")] = 60.0,
-    drain: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="How long accepted requests may take after SIGTERM.")
-    ] = 30.0,
-    tls_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A certificate (PEM), for HTTPS.", show_default=False)
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The key of the certificate (PEM).", show_default=False)
-    ] = None,
+    limits: LimitOptions,
+    tls: TLSOptions,
     logs: Annotated[
         bool, typer.Option("--log/--no-log", help="Log every request to stderr as a JSON object, without texts.")
     ] = True,
@@ -97,29 +122,25 @@ def serve(
 
         regard serve runs/en-es --host 0.0.0.0 --keys keys.txt --tls-cert cert.pem --tls-key key.pem
     """
-    try:  # fastapi, uvicorn and others are optional
-        from regard.server import service
-    except ImportError as error:
-        raise UserError(f"the server needs {error.name}: pip install 'regard[serve]'") from None
-    given = service.Options(
-        host=host,
-        port=port,
-        keys=keys,
-        auth=auth,
-        rate=rate,
+    given = service_server.Options(
+        host=access.host,
+        port=access.port,
+        keys=access.keys,
+        auth=access.auth,
+        rate=access.rate,
         glossaries=glossary or (),
         device=device,
-        memory_gb=memory,
-        rows=sentences,
-        characters=characters,
-        queue=queue,
-        seconds=timeout,
-        drain_seconds=drain,
-        certificate=tls_cert,
-        private_key=tls_key,
+        memory_gb=limits.memory,
+        rows=limits.sentences,
+        characters=limits.characters,
+        queue=limits.queue,
+        seconds=limits.timeout,
+        drain_seconds=limits.drain,
+        certificate=tls.tls_cert,
+        private_key=tls.tls_key,
         logs=logs,
     )
-    server = service.open_service(runs, given)
+    server = service_server.open_service(runs, given)
     note(f"regard: {server.address} serves {', '.join(runs)} (Ctrl-C ends it)")
     with devices.held_memory(devices.pick(device)):
         server.run()

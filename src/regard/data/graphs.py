@@ -164,8 +164,8 @@ def _read_tables(nodes: Path, edges: Path) -> NodeGraph:
     if len(position) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise UserError(f"{nodes}: node {twice[:60]!r} occurs twice")
-    bags = [_bag(f"{nodes}, line {number}", row["features"]) for number, row in rows]
-    features = {name: n for n, name in enumerate(sorted({name for bag in bags for name in bag}))}
+    weights_of = [_feature_weights(f"{nodes}, line {number}", row["features"]) for number, row in rows]
+    features = {name: n for n, name in enumerate(sorted({name for weights in weights_of for name in weights}))}
     classes = {name: n for n, name in enumerate(sorted({row["class"] for _, row in rows if row["class"]}))}
     splits: dict[str, list[int]] = {}
     for n, (number, row) in enumerate(rows):
@@ -179,13 +179,13 @@ def _read_tables(nodes: Path, edges: Path) -> NodeGraph:
             if name not in position:
                 raise UserError(f"{edges}, line {number}: there is no node {name[:60]!r} in {nodes}")
         pairs.append([position[row["source"]], position[row["target"]]])
-    sizes = [len(bag) for bag in bags]
+    sizes = [len(weights) for weights in weights_of]
     graph = NodeGraph(
         tuple(names),
         np.array(pairs, np.int64).reshape(-1, 2),
         np.repeat(np.arange(len(names)), sizes),
-        np.array([features[name] for bag in bags for name in bag], np.int64),
-        np.array([weight for bag in bags for weight in bag.values()], np.float32),
+        np.array([features[name] for weights in weights_of for name in weights], np.int64),
+        np.array([weight for weights in weights_of for weight in weights.values()], np.float32),
         tuple(features),
         np.array([classes.get(row["class"], UNKNOWN) for _, row in rows], np.int64),
         tuple(classes),
@@ -209,16 +209,16 @@ def _tsv(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, 
         yield number, {column: row[column] for column in columns}
 
 
-def _bag(where: str, words: str) -> dict[str, float]:
+def _feature_weights(where: str, words: str) -> dict[str, float]:
     """Parse "cat dog:0.5" into the weights of features."""
-    bag: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for word in words.split():
         name, colon, weight = word.rpartition(":")
         try:
-            bag[name if colon else word] = float(weight) if colon else 1.0
+            weights[name if colon else word] = float(weight) if colon else 1.0
         except ValueError:
             raise UserError(f"{where}: {word[:60]!r} is not a feature: write name or name:number") from None
-    return bag
+    return weights
 
 
 def _checked(graph: NodeGraph, path: Path) -> NodeGraph:
@@ -265,8 +265,8 @@ def _checked(graph: NodeGraph, path: Path) -> NodeGraph:
 
 TOPICS = ("astronomy", "botany", "chess", "music", "sailing")
 PAPERS, WORDS, LINKS = 600, 200, 4  # nodes, features, and citations of each node
-OWN_WORDS, OWN_LINKS = 0.35, 0.85  # shares of words and links that fit the topic; the rest are random
-LABELLED, HELD_OUT = 10, 150  # training nodes of each class; nodes of valid and of test
+TOPIC_WORDS, TOPIC_LINKS = 0.35, 0.85  # shares of words and links of the same topic; the rest are random
+TRAIN_PER_CLASS, PER_SPLIT = 10, 150  # training nodes of each class; nodes of valid and of test
 
 
 @CORPORA.register("citations")
@@ -282,22 +282,22 @@ class Citations:
     def graph() -> NodeGraph:
         random = generator(7)
         topics = random.permutation(np.arange(PAPERS) % len(TOPICS))
-        own = [np.flatnonzero(topics == topic) for topic in range(len(TOPICS))]
+        papers_of = [np.flatnonzero(topics == topic) for topic in range(len(TOPICS))]
         vocabularies = [random.permutation(WORDS)[: WORDS // len(TOPICS)] for _ in TOPICS]
         edges: list[tuple[int, int]] = []
         rows: list[int] = []
         columns: list[int] = []
         for paper, topic in enumerate(topics):
             for _ in range(LINKS):
-                near = random.random() < OWN_LINKS
-                other = int(random.choice(own[topic])) if near else int(random.integers(PAPERS))
+                same_topic = random.random() < TOPIC_LINKS
+                other = int(random.choice(papers_of[topic])) if same_topic else int(random.integers(PAPERS))
                 edges += [] if other == paper else [(paper, other)]
-            fits = random.random(8) < OWN_WORDS
+            fits = random.random(8) < TOPIC_WORDS
             words = np.where(fits, random.choice(vocabularies[topic], 8), random.integers(0, WORDS, 8))
             columns += sorted(set(words.tolist()))
             rows += [paper] * (len(columns) - len(rows))
         order = random.permutation(PAPERS)
-        train = np.concatenate([[n for n in order if topics[n] == t][:LABELLED] for t in range(len(TOPICS))])
+        train = np.concatenate([[n for n in order if topics[n] == t][:TRAIN_PER_CLASS] for t in range(len(TOPICS))])
         rest = order[~np.isin(order, train)]
         return NodeGraph(
             tuple(f"paper-{n}" for n in range(PAPERS)),
@@ -308,7 +308,7 @@ class Citations:
             tuple(f"word-{n}" for n in range(WORDS)),
             topics.astype(np.int64),
             TOPICS,
-            {"train": train, "valid": rest[:HELD_OUT], "test": rest[HELD_OUT : 2 * HELD_OUT]},
+            {"train": train, "valid": rest[:PER_SPLIT], "test": rest[PER_SPLIT : 2 * PER_SPLIT]},
         )
 
 

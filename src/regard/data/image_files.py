@@ -220,9 +220,9 @@ def _idx_array(file: IO[bytes], path: Path, dimensions: int) -> npt.NDArray[np.u
 
 
 def _of_arrays(
-    path: Path, images: Any, labels: Any, own: list[str], data: DataSettings, shape: ImageShape
+    path: Path, images: Any, labels: Any, default_names: list[str], data: DataSettings, shape: ImageShape
 ) -> Iterator[Example]:
-    names = data.classes or own
+    names = data.classes or default_names
     if labels.ndim != 1 or labels.dtype.kind not in "ui" or images.ndim not in (3, 4) or len(images) != len(labels):
         raise UserError(f"{path}: {len(images)} images of shape {images.shape[1:]}, and labels {labels.shape}")
     highest = int(labels.max(initial=0))

@@ -20,7 +20,7 @@ from torch import Tensor
 from regard.data.audio import Samples
 
 WINDOW, HOP = 0.025, 0.01  # seconds
-RANGE = 8.0  # powers of ten below the loudest value of a recording at which values are cut off: 80 dB
+DYNAMIC_RANGE = 8.0  # powers of ten below the loudest value of a recording at which values are cut off: 80 dB
 SILENCE = 1e-10  # the least power
 
 
@@ -67,9 +67,9 @@ def mel_power(samples: Samples, rate: int, bands: int) -> Tensor:
 def log_mel(samples: Samples, rate: int, bands: int) -> Tensor:
     """Samples [n] -> features [T, B] with mean 0 and variance 1 over the whole recording.
 
-    The decimal logarithm, cut off `RANGE` below its maximum. So the loudness of a recording has no effect, but the
-    loudness within it has: the mean of each band would erase what tells one steady vowel from another.
+    The decimal logarithm, cut off `DYNAMIC_RANGE` below its maximum. So the loudness of a recording has no effect, but
+    differences of loudness within it have: subtracting the mean of each band would make steady vowels equal.
     """
     logarithm = mel_power(samples, rate, bands).clamp(min=SILENCE).log10()
-    logarithm = logarithm.clamp(min=float(logarithm.max()) - RANGE)
+    logarithm = logarithm.clamp(min=float(logarithm.max()) - DYNAMIC_RANGE)
     return (logarithm - logarithm.mean()) / logarithm.std(correction=0).clamp(min=1e-5)

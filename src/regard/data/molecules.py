@@ -22,11 +22,11 @@ SYMBOLS = """
     Cn Nh Fl Mc Lv Ts Og
 """  # of the elements
 BONDS = ("single", "double", "triple", "aromatic", "other")
-MOST = 6  # neighbours or hydrogens that are told apart
+MAX_COUNT = 6  # of neighbours or hydrogens; larger numbers count as this one
 FEATURES = (
     *(f"atom {symbol}" for symbol in SYMBOLS.split()),
-    *(f"{count} neighbours" for count in range(MOST + 1)),
-    *(f"{count} hydrogens" for count in range(MOST + 1)),
+    *(f"{count} neighbours" for count in range(MAX_COUNT + 1)),
+    *(f"{count} hydrogens" for count in range(MAX_COUNT + 1)),
     *("positive", "negative", "aromatic atom", "ring atom"),
     *(f"{kind} bond" for kind in BONDS),
     *("conjugated bond", "ring bond"),
@@ -70,8 +70,8 @@ def _atom_features(atom: Any) -> list[str]:
     flags |= {"aromatic atom": atom.GetIsAromatic(), "ring atom": atom.IsInRing()}
     return [
         f"atom {atom.GetSymbol()}",
-        f"{min(atom.GetDegree(), MOST)} neighbours",
-        f"{min(atom.GetTotalNumHs(), MOST)} hydrogens",
+        f"{min(atom.GetDegree(), MAX_COUNT)} neighbours",
+        f"{min(atom.GetTotalNumHs(), MAX_COUNT)} hydrogens",
         *(name for name, holds in flags.items() if holds),
     ]
 

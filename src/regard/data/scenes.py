@@ -57,10 +57,10 @@ RELATIONS = {
 }
 NUMBERS = {2: ("two", "dos"), 3: ("three", "tres")}
 ARRANGEMENTS = {"one": 0.2, "two": 0.15, "three": 0.1, "inside": 0.1, "related": 0.45}  # share of the scenes
-ALONE = ("none", "one", "two", "three")  # so many equal shapes
+SINGLE_KIND = ("none", "one", "two", "three")  # arrangements of equal shapes, by their number
 OPPOSITES = {"left": "right", "right": "left", "above": "below", "below": "above"}
 SPLITS = {"train": (0, 24000), "valid": (1, 500), "test": (2, 1000)}  # seed and number of scenes
-ONE_IN = 8
+HELD_OUT_ONE_IN = 8
 GAP = 2.0  # pixels between two shapes, at least
 
 Mask = npt.NDArray[np.bool_]  # [SIDE, SIDE]
@@ -146,7 +146,7 @@ class DrawnScene:
 @cache
 def is_held_out(combination: str, first: str, second: str) -> bool:
     """Whether `train` and `valid` never combine these two: ("colour", shape, colour) or ("pair", shape, shape)."""
-    return crc32(f"{combination}|{first}|{second}".encode()) % ONE_IN == 0
+    return crc32(f"{combination}|{first}|{second}".encode()) % HELD_OUT_ONE_IN == 0
 
 
 def _phrase(kind: ShapeKind, shapes: tuple[int, ...], language: Language) -> list[CaptionWord]:
@@ -205,7 +205,7 @@ def _attempt(arrangement: str, random: np.random.Generator, noise: tuple[int, in
         shapes, relation = _related(random)
     else:
         kind = _kind(random)
-        shapes = [_placed(kind, random) for _ in range(ALONE.index(arrangement))]
+        shapes = [_placed(kind, random) for _ in range(SINGLE_KIND.index(arrangement))]
         shapes = [] if any(_overlap(*pair) for pair in combinations(shapes, 2)) else shapes
     return DrawnScene(tuple(shapes), relation, noise) if shapes else None
 

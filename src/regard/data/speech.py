@@ -33,19 +33,19 @@ PAUSE = 0.1  # longest pause between joined recordings, in seconds
 class Recording:
     """A sound that is read when it is needed: its samples, the bytes of a sound file, or the path of one.
 
-    `then` are recordings that follow it, each after a pause in seconds. `name` is for messages.
+    `followed_by` are recordings that follow it, each after a pause in seconds. `name` is for messages.
     """
 
     name: str
     sound: Samples | bytes | Path
     rate: int = 0  # of samples; files have their own
     speed: float = 1.0  # at which it is played, which changes the pitch too
-    then: tuple[tuple[float, Recording], ...] = ()
+    followed_by: tuple[tuple[float, Recording], ...] = ()
 
     def samples(self, rate: int) -> Samples:
         """[n] samples at this rate."""
         parts = [self._samples(rate)]
-        for pause, recording in self.then:
+        for pause, recording in self.followed_by:
             parts += [np.zeros(round(pause * rate), np.float32), recording.samples(rate)]
         return np.concatenate(parts)
 
@@ -137,7 +137,7 @@ def join_utterances(utterances: Sequence[Utterance], sizes: Sequence[int], count
         drawn = [choices[i] for i in random.integers(len(choices), size=random.integers(sizes[0], sizes[1] + 1))]
         pauses = random.uniform(0, PAUSE, len(drawn) - 1).tolist()
         first, *others = (utterance.recording for utterance in drawn)
-        recording = replace(first, name=f"{first.name} and others", then=tuple(zip(pauses, others, strict=True)))
+        recording = replace(first, name=f"{first.name} and others", followed_by=tuple(zip(pauses, others, strict=True)))
         text = " ".join(utterance.text for utterance in drawn)
         joined.append(replace(drawn[0], recording=recording, text=text))
     return joined
@@ -206,16 +206,16 @@ def _utterances(
         if len(cells) != len(names):
             raise UserError(f"{where}, line {number}: {len(cells)} cells, and the first line names {len(names)}")
         row = dict(zip(names, cells, strict=True))
-        split, said = row.get("split", ""), " ".join(row[text].split())
+        split, transcript = row.get("split", ""), " ".join(row[text].split())
         if split and split not in SPLITS:
             raise UserError(f"{where}, line {number}: the split is {split!r}, and must be train, valid or test")
-        if not said:
+        if not transcript:
             raise UserError(f"{where}, line {number}: the {text} is empty")
         try:
             recording = Recording(row[file], sound(row[file]))
         except UserError as error:
             raise UserError(f"{where}, line {number}: {error}") from error
-        utterances.append(Utterance(recording, said, split, row.get("speaker", "")))
+        utterances.append(Utterance(recording, transcript, split, row.get("speaker", "")))
     if not utterances:
         raise UserError(f"{where}: no recordings")
     return utterances

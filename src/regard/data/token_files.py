@@ -26,7 +26,7 @@ from typing import cast
 import numpy as np
 
 from regard.data.cache_entry import folder_digest, new_hash
-from regard.data.token_store import Array, CorpusReport, Pieces, Ragged, TokenStore
+from regard.data.token_store import Array, ChunkedArray, CorpusReport, Ragged, TokenStore
 from regard.errors import UserError
 from regard.files import json_checksum
 
@@ -145,4 +145,4 @@ def _array(folder: Path, names: list[str], name: str, dtype: str) -> Array:
     if len(files) == 1 and not files[0].stat().st_size:  # sources of plain text: mmap refuses empty files
         return np.zeros(0, dtype)
     parts = [np.asarray(np.memmap(file, dtype, "r")) for file in files]  # plain views: slicing a memmap object is slow
-    return parts[0] if len(parts) == 1 else cast(Array, Pieces(parts))
+    return parts[0] if len(parts) == 1 else cast(Array, ChunkedArray(parts))

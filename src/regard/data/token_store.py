@@ -12,7 +12,7 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Pieces:
+class ChunkedArray:
     """An array in several pieces, all of the same length except for the last: what is looked up is copied."""
 
     ndim = 1

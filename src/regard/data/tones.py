@@ -46,10 +46,10 @@ class Tones:
         for number in range(usual if count is None else count):
             random = generator(seed, number)
             letters = random.choice(list(FORMANTS), random.integers(LETTERS[0], LETTERS[1] + 1)).tolist()
-            yield Utterance(Recording(f"{split} {number}", sing(letters, random), RATE), " ".join(letters), split)
+            yield Utterance(Recording(f"{split} {number}", synthesize(letters, random), RATE), " ".join(letters), split)
 
 
-def sing(letters: list[str], random: np.random.Generator) -> Samples:
+def synthesize(letters: list[str], random: np.random.Generator) -> Samples:
     """The sound of letters."""
     shift, parts = random.uniform(0.95, 1.05), [np.zeros(int(random.uniform(0.02, 0.08) * RATE))]
     for letter in letters:

@@ -27,7 +27,7 @@ from regard.packed import PackedLayout
 from regard.registry import CORPORA
 
 SPLITS = ("train", "valid", "test")
-HELD_OUT = 10  # every tenth episode validates
+HELD_OUT_EVERY = 10  # every tenth episode is for validation
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Episode:
         return float(self.rewards.sum())
 
     @property
-    def to_go(self) -> npt.NDArray[np.float32]:
-        """[S] the rewards from each step on, summed."""
+    def returns_to_go(self) -> npt.NDArray[np.float32]:
+        """[S] the sum of the rewards from each step on."""
         return self.rewards[::-1].cumsum()[::-1].astype(np.float32)
 
 
@@ -83,7 +83,7 @@ class Trajectories:
 def collect(
     env: Environment, policies: Sequence[Policy], epsilons: Sequence[float], count: int, seed: int
 ) -> Trajectories:
-    """Play episodes: the n-th with one policy after the other, and a share `epsilon` of random actions."""
+    """Play episodes. Each takes the next policy and the next share `epsilon` of random actions, in turn."""
     random_policy = make_policy("random", "", env)
     episodes = []
     for number in range(count):
@@ -207,7 +207,7 @@ class Scaling:
         """The numbers to store in a run."""
         states = np.concatenate([episode.states for episode in episodes]).astype(np.float64)
         deviations = np.where(states.std(0) > 1e-6, states.std(0), 1.0)
-        largest = max(max(abs(episode.to_go).max() for episode in episodes), 1e-6)
+        largest = max(max(abs(episode.returns_to_go).max() for episode in episodes), 1e-6)
         return [*zip(states.mean(0).tolist(), deviations.tolist(), strict=True), (0.0, float(largest))]
 
 
@@ -215,7 +215,7 @@ def window_batch(windows: Sequence[tuple[Episode, int, int]], scaling: Scaling) 
     """A batch of the steps from `begin` to `end` of episodes."""
     parts = [(episode, slice(begin, end)) for episode, begin, end in windows]
     states = np.concatenate([episode.states[part] for episode, part in parts])
-    returns = np.concatenate([episode.to_go[part] for episode, part in parts])
+    returns = np.concatenate([episode.returns_to_go[part] for episode, part in parts])
     return DecisionBatch(
         PackedLayout([end - begin for _, begin, end in windows]),
         torch.from_numpy((returns / scaling.scale).astype(np.float32)),

@@ -21,8 +21,8 @@ from regard.errors import UserError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-INLINE = 4  # items that are done in this process first: a small corpus needs no other
-AHEAD = 2  # items per process that are read before their turn
+MAX_INLINE_ITEMS = 4  # items that are done in this process first: a small corpus needs no other
+ITEMS_AHEAD = 2  # items per process that are read before their turn
 
 _work: Callable[[Any], Any] | None = None  # of a worker process, which inherits it
 
@@ -37,11 +37,11 @@ def usable_cores() -> int:
 def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None) -> Iterator[Result]:
     """Yield work(item) for each item, in order; `workers` processes (by default one per core) share the work.
 
-    At most `AHEAD` items per process are in memory. Workers are forked, since a script that calls this library need not
-    guard its main module for that, and `work` need not be pickled; where there is no fork, this process does all.
+    At most `ITEMS_AHEAD` items per process are in memory. Workers are forked, so that a script that calls this library
+    need not guard its main module, and `work` need not be pickled; where there is no fork, this process does all.
     """
     items = iter(items)
-    yield from map(work, islice(items, INLINE))
+    yield from map(work, islice(items, MAX_INLINE_ITEMS))
     count = usable_cores() if workers is None else workers
     item = next(items, None)
     if item is None:
@@ -53,7 +53,7 @@ def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], workers:
     context = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=(work, os.getpid()))
     try:
-        yield from _in_order(pool, item, items, AHEAD * count)
+        yield from _in_order(pool, item, items, ITEMS_AHEAD * count)
     except BrokenProcessPool:
         raise UserError("a process that tokenizes was killed, perhaps because memory ran out: try again") from None
     finally:

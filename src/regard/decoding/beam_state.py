@@ -49,7 +49,7 @@ class SearchState:
 
     SENTENCE_TENSORS: ClassVar[tuple[str, ...]] = (  # the fields with a row for each sentence
         *("tokens", "parents", "logprobs", "total", "last", "step", "done"),
-        *("margin", "best", "ends", "max_penalty", "history"),
+        *("margin", "finished_scores", "finished_ends", "max_penalty", "history"),
     )
 
     settings: DecodingSettings
@@ -61,16 +61,16 @@ class SearchState:
     total: Tensor  # [N, K] log-probability of each live hypothesis; -inf: none
     last: Tensor  # [N, K] token that each beam is fed next
     step: Tensor  # [N] tokens generated so far; it does not count after a sentence is done
-    done: Tensor  # [N] bool
+    done: Tensor  # [N] whether the sentence has no live hypothesis
     margin: Tensor | None  # [N] smallest decision margin so far, if wanted
-    best: Tensor  # [N, F] scores of the finished hypotheses, in beam search the best first; -inf: none
-    ends: Tensor  # [N, F] where they ended
+    finished_scores: Tensor  # [N, F] scores of the finished hypotheses, in beam search the best first; -inf: none
+    finished_ends: Tensor  # [N, F] where they ended
     penalty: Tensor  # [T + 1] length penalty of n tokens
     max_penalty: Tensor  # [N] that of the maximum length
     history: Tensor | None  # [N, K, T] tokens of each beam, if they are read and beams are reordered
     static: bool  # whether shapes are fixed, and the host does not know how many steps were taken
     softmax_last: bool  # whether to normalise only the selected logits, which is faster on a GPU
-    fed: int = 0  # steps taken, unless static
+    steps_taken: int = 0  # steps taken, unless static
 
     # -- creating and resizing -----------------------------------------------------------------------------------------
 
@@ -109,8 +109,8 @@ class SearchState:
             step=new(dtype=torch.long),
             done=new(dtype=torch.bool),
             margin=new() if margins else None,
-            best=new(finished),
-            ends=new(finished, dtype=torch.long),
+            finished_scores=new(finished),
+            finished_ends=new(finished, dtype=torch.long),
             penalty=length_penalties(settings.length_penalty, width).to(device),
             max_penalty=new(),
             history=new(beams, width, dtype=torch.long) if reorders and (watched or constraints.read_history) else None,
@@ -139,16 +139,16 @@ class SearchState:
         self.reset(begin)
 
     def reset(self, begin: Tensor) -> None:
-        """The part of `restart` that runs on the device. Each sentence begins with one beam, the others are empty."""
+        """The part of `restart` that runs on the device. Each sentence begins with one beam; its others are empty."""
         for tensor, value in ((self.tokens, NO_TOKEN), (self.history, NO_TOKEN), (self.margin, math.inf)):
             if tensor is not None:
                 tensor.fill_(value)
         self.total.fill_(-math.inf)[:, :1] = 0
         self.last.copy_(begin[:, None].expand_as(self.last))
-        self.best.fill_(-math.inf)
-        for zeros in (self.parents, self.logprobs, self.step, self.done, self.ends):
+        self.finished_scores.fill_(-math.inf)
+        for zeros in (self.parents, self.logprobs, self.step, self.done, self.finished_ends):
             zeros.zero_()
-        self.fed = 0
+        self.steps_taken = 0
 
     @property
     def beams(self) -> int:
@@ -203,7 +203,7 @@ class SearchState:
         The logits are overwritten. At the first step they may be [N, 1, V], for the one beam there is.
         """
         written = (self.tokens if self.history is None else self.history)[:, : logits.shape[1]]
-        history = written if self.static else written[..., : self.fed]
+        history = written if self.static else written[..., : self.steps_taken]
         if not self.softmax_last or self.constraints.repetition != 1 or logits.dtype == torch.float64:
             logits = self.constraints.penalize_repetition(logits.float(), history)
         penalty = self.length_penalty(1)
@@ -217,7 +217,7 @@ class SearchState:
     def length_penalty(self, ahead: int = 0) -> Tensor:
         """The length penalty after so many more steps, [N, 1]; [1] if all sentences are at the same step."""
         if not self.static:
-            return self.penalty[self.fed + ahead, None]
+            return self.penalty[self.steps_taken + ahead, None]
         return self.penalty[ahead:].index_select(0, self.step)[:, None]
 
     def _choose(self, logits: Tensor, history: Tensor, penalty: Tensor) -> Choice:
@@ -233,7 +233,7 @@ class SearchState:
             margin = self._decision_margin(total, penalty)
             return Choice(self._beam_index.expand_as(self.last), token[:, 0, :1], value[:, 0, :1], total[:, :1], margin)
         count = total.shape[1]
-        finished = self.best[:, : self.beams] * penalty  # the totals that would have these scores now
+        finished = self.finished_scores[:, : self.beams] * penalty  # the totals that would have these scores now
         top = torch.cat([total, finished], 1).topk(self.beams + 1)
         margin = self._decision_margin(top.values[:, self.beams - 1 :], penalty)
         index = top.indices[:, :-1]
@@ -306,7 +306,7 @@ class SearchState:
         if self.margin is not None and choice.margin is not None:
             torch.minimum(self.margin, choice.margin, out=self.margin)
         self.step.add_(~self.done)
-        self.fed += 1
+        self.steps_taken += 1
 
     def _next_index(self) -> Tensor:
         """[N, K, 1] where the next token of each beam is written."""
@@ -324,22 +324,22 @@ class SearchState:
         score = torch.where(which, self.total / penalty, -math.inf)
         end = torch.add(self._beam_index, self.step[:, None], alpha=self.beams)  # [N, K]: step * K + k
         if self.reorders:
-            scores = torch.cat([self.best, score], 1)
+            scores = torch.cat([self.finished_scores, score], 1)
             top = self._best_finished(scores)
-            torch.gather(scores, 1, top, out=self.best)
-            torch.gather(torch.cat([self.ends, end], 1), 1, top, out=self.ends)
+            torch.gather(scores, 1, top, out=self.finished_scores)
+            torch.gather(torch.cat([self.finished_ends, end], 1), 1, top, out=self.finished_ends)
         else:
-            torch.where(score > -math.inf, end, self.ends, out=self.ends)
-            torch.maximum(self.best, score, out=self.best)
+            torch.where(score > -math.inf, end, self.finished_ends, out=self.finished_ends)
+            torch.maximum(self.finished_scores, score, out=self.finished_scores)
         self.total.masked_fill_(which, -math.inf)
 
     def _best_finished(self, scores: Tensor) -> Tensor:
         """[N, F] the indices of the best of the finished hypotheses and the K that have just ended, [N, F + K]."""
-        return scores.topk(self.best.shape[1]).indices
+        return scores.topk(self.finished_scores.shape[1]).indices
 
     def ranking(self) -> Tensor:
         """[N, F] what ranks the finished hypotheses: their scores."""
-        return self.best
+        return self.finished_scores
 
     def update_done(self, at_limit: Tensor) -> None:
         """Drop the live hypotheses of sentences that are at their limit, or for which continuing changes nothing."""

@@ -116,13 +116,13 @@ class Constraints:
         return self.no_repeat > 0 or self.repetition != 1
 
     def tensors(self) -> tuple[Tensor, ...]:
-        own = self.limit, self.prefix, self.prompt, self.banned, self.ends
-        return own if self.terms is None else (*own, *self.terms.tensors())
+        tensors = self.limit, self.prefix, self.prompt, self.banned, self.ends
+        return tensors if self.terms is None else (*tensors, *self.terms.tensors())
 
     def sentence_tensors(self) -> tuple[Tensor, ...]:
         """The tensors that have a row for each sentence, in a fixed order."""
-        own = self.limit, self.prefix, self.prompt
-        return own if self.terms is None else (*own, *self.terms.sentence_tensors())
+        tensors = self.limit, self.prefix, self.prompt
+        return tensors if self.terms is None else (*tensors, *self.terms.sentence_tensors())
 
     def widened(self, prefix: int, prompt: int) -> Constraints:
         """Return them with columns for prefixes and prompts of these lengths."""

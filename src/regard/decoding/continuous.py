@@ -1,7 +1,7 @@
 """Continuous batching: a sentence joins a running search between two steps, and leaves it when it is done.
 
-`Engine` holds the queue, and a `Lane` for every kind of search; `EngineRunner` is a `Runner` over it, so that whatever
-calls `search` can share its batches.
+`Engine` holds the queue, and a `RunningBatch` for every kind of search; `EngineRunner` is a `Runner` over it, so that
+whatever calls `search` can share its batches.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from regard import cancel
 from regard.decoding.constraints import Constraints
 from regard.decoding.cuda_graphs import CapturedRunner
-from regard.decoding.lane import Job, Lane, News, Outcome
 from regard.decoding.results import Hypothesis
+from regard.decoding.running_batch import Job, JobUpdate, Outcome, RunningBatch
 from regard.decoding.search import Results, SearchRequest, Stepper
 from regard.decoding.static_search import StaticRunner
 from regard.decoding.watching import Beams, Watch
@@ -31,7 +31,7 @@ from regard.packed import PackedTokens
 MAX_ROWS = 64  # sentences in all batches together
 MAX_QUEUE = 1 << 20  # sentences that wait
 PREFILL_TOKENS = {"cpu": 512, "cuda": 4096}  # source tokens that may join between two steps, which others wait for
-CANCEL_SECONDS = 0.2  # between two looks at whether a caller still waits, unless it is told
+CANCEL_SECONDS = 0.2  # between two checks whether a caller has cancelled, where cancelling cannot wake it
 
 
 class QueueFull(Exception):
@@ -49,7 +49,7 @@ class Turn:
 class Engine:
     """Searches with one model for many callers at once, in continuous batches; start its thread with `start`.
 
-    Every turn, waiting jobs join, and each lane takes a step. Callers take turns, so that a caller with few jobs does
+    Every turn, waiting jobs join, and each batch takes a step. Callers take turns, so that a caller with few jobs does
     not wait for all jobs of another. How many sentences are in the batches, and how many wait, is limited.
     """
 
@@ -78,7 +78,7 @@ class Engine:
         self._waiting: deque[deque[Job]] = deque()  # the jobs of each caller; callers take turns
         self._count = 0  # jobs that wait
         self._joining: list[Job] = []  # those that this turn has taken
-        self._lanes: dict[object, Lane] = {}
+        self._batches: dict[object, RunningBatch] = {}
         self._changed, self._closed = Condition(), False
         self._thread = Thread(target=self._run, name="regard-engine", daemon=True)
 
@@ -90,7 +90,7 @@ class Engine:
     @property
     def running(self) -> int:
         """Sentences in the batches."""
-        return sum(len(lane.live) for lane in list(self._lanes.values()))
+        return sum(len(batch.live) for batch in list(self._batches.values()))
 
     def start(self) -> Engine:
         self._thread.start()
@@ -118,16 +118,16 @@ class Engine:
     def withdraw(self, jobs: Sequence[Job]) -> None:
         """Forget the jobs of a caller that no longer waits for them."""
         for job in jobs:
-            job.cancelled = True  # those in a batch leave it before the next step
+            job.cancelled = True  # a batch drops them before its next step
         with self._changed:
-            waiting = (deque(job for job in own if not job.cancelled) for own in self._waiting)
-            self._waiting = deque(own for own in waiting if own)
+            waiting = (deque(job for job in jobs if not job.cancelled) for jobs in self._waiting)
+            self._waiting = deque(jobs for jobs in waiting if jobs)
             self._count = sum(map(len, self._waiting))
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._waiting or self._lanes)
+                self._changed.wait_for(lambda: self._closed or self._waiting or self._batches)
                 if self._closed:
                     break
             try:
@@ -135,58 +135,58 @@ class Engine:
             except Exception as error:
                 self._fail(error)
         ended = RuntimeError("the engine was closed")
-        for lane in self._lanes.values():
-            lane.fail(ended)
+        for batch in self._batches.values():
+            batch.fail(ended)
         for job in self._take_waiting():
-            job.news(News(job.number, outcome=ended))
+            job.on_update(JobUpdate(job.number, outcome=ended))
 
     def _take_waiting(self) -> list[Job]:
         """Remove all waiting jobs; return them."""
-        jobs = [job for own in self._waiting for job in own]
+        jobs = [job for jobs in self._waiting for job in jobs]
         self._waiting.clear()
         self._count = 0
         return jobs
 
     def _fail(self, error: Exception) -> None:
-        """End all jobs with an error, and begin again without lanes."""
+        """End all jobs with an error, and begin again without batches."""
         with self._changed:
-            jobs = [job for lane in self._lanes.values() for job in lane.jobs if job is not None]
+            jobs = [job for batch in self._batches.values() for job in batch.jobs if job is not None]
             jobs = list(dict.fromkeys([*jobs, *self._joining, *self._take_waiting()]))
-            self._lanes, self._joining = {}, []
+            self._batches, self._joining = {}, []
         for job in jobs:
-            with suppress(Exception):  # a caller that cannot be told does not keep the others from it
-                job.news(News(job.number, outcome=error))
+            with suppress(Exception):  # a callback that fails must not keep the others from being called
+                job.on_update(JobUpdate(job.number, outcome=error))
 
     def turn(self) -> None:
-        """Let jobs join, and take a step in every lane."""
+        """Let jobs join, and take a step in every batch."""
         tokens, rows = 0, 0
         with torch.inference_mode(), self.runner.session(self.model) as model:
             for key, jobs in self._arrivals().items():
-                lane = self._lanes.get(key) or Lane(model, self.runner, self.device)
-                self._lanes[key] = lane
-                self._admit(lane, jobs)
-            for key, lane in list(self._lanes.items()):
-                rows += len(lane.live)
+                batch = self._batches.get(key) or RunningBatch(model, self.runner, self.device)
+                self._batches[key] = batch
+                self._admit(batch, jobs)
+            for key, batch in list(self._batches.items()):
+                rows += len(batch.live)
                 try:
-                    tokens += lane.advance() if lane.search is not None else 0
+                    tokens += batch.advance() if batch.search is not None else 0
                 except Exception as error:
-                    lane.fail(error)
+                    batch.fail(error)
                     self._release(error)
-                if lane.search is None:
-                    del self._lanes[key]
+                if batch.search is None:
+                    del self._batches[key]
         if self.observe is not None:
             self.observe(Turn(rows, tokens))
 
-    def _admit(self, lane: Lane, jobs: list[Job], again: bool = True) -> None:
-        """Let jobs join a lane. If that fails they end with the error; `again`: out of memory, try once more."""
+    def _admit(self, batch: RunningBatch, jobs: list[Job], retry: bool = True) -> None:
+        """Let jobs join a batch. If that fails they end with the error; `retry`: once more if memory ran out."""
         try:
-            lane.admit(jobs)
+            batch.admit(jobs)
         except Exception as error:
-            if self._release(error) and again:
-                self._admit(lane, jobs, again=False)
+            if self._release(error) and retry:
+                self._admit(batch, jobs, retry=False)
                 return
             for job in jobs:
-                job.news(News(job.number, outcome=error))
+                job.on_update(JobUpdate(job.number, outcome=error))
 
     def _release(self, error: Exception) -> bool:
         """Free memory if the error is that there is none left; return whether it is."""
@@ -198,27 +198,27 @@ class Engine:
     def _arrivals(self) -> dict[object, list[Job]]:
         """Take the jobs that join now, by their keys."""
         arrivals: dict[object, list[Job]] = {}
-        room, budget = self.rows - self.running, PREFILL_TOKENS[self.device.type]
+        free_rows, budget = self.rows - self.running, PREFILL_TOKENS[self.device.type]
         with self._changed:
             self._joining = []
-            while self._waiting and room > 0 and budget > 0:
-                own = self._waiting.popleft()
-                job = own.popleft()
+            while self._waiting and free_rows > 0 and budget > 0:
+                caller = self._waiting.popleft()
+                job = caller.popleft()
                 self._count -= 1
-                if own:
-                    self._waiting.append(own)
+                if caller:
+                    self._waiting.append(caller)
                 self._joining.append(job)
                 if not job.cancelled:
                     arrivals.setdefault(job.key, []).append(job)
-                    room, budget = room - 1, budget - len(job.source)
+                    free_rows, budget = free_rows - 1, budget - len(job.source)
         return arrivals
 
 
-def _of_sentence(constraints: Constraints, number: int) -> Constraints:
+def _constraints_of(constraints: Constraints, number: int) -> Constraints:
     """The constraints of one sentence of a search."""
-    own = constraints.keep(torch.tensor([number], device=constraints.limit.device))
-    terms = None if own.terms is None or not own.terms.any_term else own.terms
-    return replace(own, longest=int(own.limit), terms=terms)
+    selected = constraints.keep(torch.tensor([number], device=constraints.limit.device))
+    terms = None if selected.terms is None or not selected.terms.any_term else selected.terms
+    return replace(selected, longest=int(selected.limit), terms=terms)
 
 
 class EngineRunner:
@@ -233,37 +233,36 @@ class EngineRunner:
     def __call__(
         self, model: Stepper, request: SearchRequest, constraints: Constraints, watch: Watch | None
     ) -> Results:
-        events: SimpleQueue[News | None] = SimpleQueue()
+        events: SimpleQueue[JobUpdate | None] = SimpleQueue()
         jobs = self._jobs(request, constraints, events.put, watch is not None)
         results: Results = {}
-        waits = {job.number: Waiting(job, watch) for job in jobs}
-        with cancel.woken(lambda: events.put(None)) as is_told:
+        pending = {job.number: PendingJob(job, watch) for job in jobs}
+        with cancel.woken(lambda: events.put(None)) as is_woken:
             self.engine.submit(jobs)
             try:
                 while len(results) < len(jobs):
                     cancel.check()
                     with suppress(Empty):
-                        news = events.get(timeout=None if is_told else CANCEL_SECONDS)
-                        if news is not None and news.number not in results:
-                            outcome = waits[news.number].receive(news)
-                            results |= {} if outcome is None else {news.number: outcome}
+                        update = events.get(timeout=None if is_woken else CANCEL_SECONDS)
+                        if update is not None and update.number not in results:
+                            outcome = pending[update.number].receive(update)
+                            results |= {} if outcome is None else {update.number: outcome}
             except BaseException:
                 self.engine.withdraw(jobs)
                 raise
         return results
 
     def _jobs(
-        self, request: SearchRequest, constraints: Constraints, news: Callable[[News], None], streams: bool
+        self, request: SearchRequest, constraints: Constraints, on_update: Callable[[JobUpdate], None], streams: bool
     ) -> list[Job]:
         first, lines, seeds, banned = request.first_tokens(), request.line_numbers(), request.seeds(), request.banned
         jobs = []
         if not isinstance(request.source, PackedTokens):
             raise TypeError("continuous batching is for sources of tokens")
         for n, source in enumerate(request.source.layout.split(request.source.ids)):
-            own = _of_sentence(constraints, n)
             job = Job(
-                n, source.tolist(), request.settings, request.nbest, own, first[n], lines[n], seeds[n],
-                tuple(banned), news, request.margins, streams,
+                n, source.tolist(), request.settings, request.nbest, _constraints_of(constraints, n), first[n],
+                lines[n], seeds[n], tuple(banned), on_update, request.margins, streams,
             )  # fmt: skip
             if streams and job.beams > 1:
                 raise ValueError("a watched search in an engine has one beam")
@@ -272,23 +271,23 @@ class EngineRunner:
 
 
 @dataclass
-class Waiting:
-    """A job as its caller sees it."""
+class PendingJob:
+    """A job that its caller waits for, and its tokens so far."""
 
     job: Job
     watch: Watch | None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
-    def receive(self, news: News) -> Outcome | None:
+    def receive(self, update: JobUpdate) -> Outcome | None:
         """Return the outcome if the job has ended, also because the watcher stops it."""
-        if isinstance(news.outcome, Exception):
-            raise news.outcome
+        if isinstance(update.outcome, Exception):
+            raise update.outcome
         if self.watch is None:
-            return news.outcome
-        new, logprobs, margin = news.tokens, news.logprobs, math.nan
-        if news.outcome is not None:  # the last token ends the hypothesis; on a GPU there may be others before it
-            (best, *_), margin = news.outcome
+            return update.outcome
+        new, logprobs, margin = update.tokens, update.logprobs, math.nan
+        if update.outcome is not None:  # the last token ends the hypothesis; on a GPU there may be others before it
+            (best, *_), margin = update.outcome
             rest = slice(len(self.tokens), len(best.logprobs) - 1)
             new, logprobs = best.tokens[rest], best.logprobs[rest]
         for token, logprob in zip(new, logprobs, strict=True):
@@ -300,4 +299,4 @@ class Waiting:
                 self.job.cancelled = True
                 alpha = self.job.settings.length_penalty
                 return [Hypothesis.of(self.tokens, self.logprobs, alpha, finished=False)], margin
-        return news.outcome
+        return update.outcome

@@ -20,8 +20,8 @@ from torch import Tensor
 from regard.special_tokens import PAD
 
 BLANK = PAD  # never part of a text
-LEAST = math.log(1e-6)  # ids less likely than this in a frame are not tried
-NEVER = -math.inf
+MIN_LOG_PROB = math.log(1e-6)  # ids less likely than this in a frame are not tried
+NEG_INF = -math.inf
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ def greedy(log_probs: Tensor) -> Transcript:
 class _Prefix:
     """The paths so far that stand for one text: log-probabilities of those that end in a blank, and in its last id."""
 
-    blank: float = NEVER
-    last: float = NEVER
+    blank: float = NEG_INF
+    last: float = NEG_INF
 
     @property
     def total(self) -> float:
@@ -59,7 +59,7 @@ def prefix_beam_search(log_probs: Tensor, beam: int, nbest: int = 1) -> list[Tra
     """
     prefixes: dict[tuple[int, ...], _Prefix] = {(): _Prefix(blank=0.0)}
     for row in log_probs.tolist():
-        likely = [(token, p) for token, p in enumerate(row) if p > LEAST and token != BLANK]
+        likely = [(token, p) for token, p in enumerate(row) if p > MIN_LOG_PROB and token != BLANK]
         new: dict[tuple[int, ...], _Prefix] = defaultdict(_Prefix)
         for tokens, prefix in prefixes.items():
             same = new[tokens]
@@ -69,7 +69,7 @@ def prefix_beam_search(log_probs: Tensor, beam: int, nbest: int = 1) -> list[Tra
             for token, p in likely:
                 # After the same id a new one begins only if a blank is between them.
                 before = prefix.blank if tokens and token == tokens[-1] else prefix.total
-                if before == NEVER:
+                if before == NEG_INF:
                     continue
                 longer = new[(*tokens, token)]
                 longer.last = _add(longer.last, before + p)
@@ -82,7 +82,7 @@ def _add(a: float, b: float) -> float:
     """log(e^a + e^b)."""
     if a < b:
         a, b = b, a
-    return a if b == NEVER else a + math.log1p(math.exp(b - a))
+    return a if b == NEG_INF else a + math.log1p(math.exp(b - a))
 
 
 def log_probability(log_probs: Tensor, texts: list[tuple[int, ...]]) -> list[float]:
@@ -104,7 +104,7 @@ def align(log_probs: Tensor, tokens: Sequence[int]) -> list[int]:
     """
     states = [BLANK, *(state for token in tokens for state in (token, BLANK))]
     scores = log_probs.tolist()
-    best = [NEVER] * len(states)
+    best = [NEG_INF] * len(states)
     arrivals: list[list[int]] = []  # for each frame and state, the state of the frame before
     for t, row in enumerate(scores):
         came, new = [], []
@@ -114,10 +114,10 @@ def align(log_probs: Tensor, tokens: Sequence[int]) -> list[int]:
             choices = [s, *([s - 1] if s else []), *([s - 2] if skips else [])] if t else []
             before = max(choices, key=best.__getitem__, default=s)
             came.append(before)
-            new.append((best[before] if t else (0.0 if s < 2 else NEVER)) + row[state])
+            new.append((best[before] if t else (0.0 if s < 2 else NEG_INF)) + row[state])
         best, arrivals = new, [*arrivals, came]
     state = max(range(max(len(states) - 2, 0), len(states)), key=best.__getitem__)
-    if best[state] == NEVER or not scores:
+    if best[state] == NEG_INF or not scores:
         raise ValueError(f"{len(tokens)} ids have no path through {len(scores)} frames")
     path = []
     for came in reversed(arrivals):

@@ -66,13 +66,13 @@ class CapturedPrefill:
         self.source.rows.copy_(source.rows)
         self.source.layout.length.copy_(source.layout.length)
         self.begin.copy_(setup.begin)
-        self.search.beams.restart(setup.constraints, setup.begin, setup.lines, setup.seeds)
+        self.search.hypotheses.restart(setup.constraints, setup.begin, setup.lines, setup.seeds)
 
     def run(self, model: Any) -> None:
         """Encode the sources and initialise the search."""
         layout = PaddedLayout(self.source.layout.length, self.source.layout.max_len)  # a new one: it caches tensors
         model.restart(self.search.state, self.source.with_rows(self.source.rows, layout))
-        self.search.beams.reset(self.begin)
+        self.search.hypotheses.reset(self.begin)
 
 
 class PaddedLayout(PackedLayout):
@@ -261,9 +261,9 @@ class CapturedRunner(StaticRunner):
         prefill.run(model)
 
     def _poll(self, search: StaticSearch) -> Callable[[], list[bool]]:
-        if not search.beams.done.is_cuda:
+        if not search.hypotheses.done.is_cuda:
             return super()._poll(search)
-        done, copied = search.beams.done.to("cpu", non_blocking=True), torch.cuda.Event()
+        done, copied = search.hypotheses.done.to("cpu", non_blocking=True), torch.cuda.Event()
         copied.record()
 
         def poll() -> list[bool]:

@@ -56,7 +56,7 @@ def read_results(state: SearchState, sentences: Sequence[int]) -> list[tuple[lis
     longest = int(state.step[index].max())
     trails = zip(*(read(x[..., :longest]) for x in (state.tokens, state.parents, state.logprobs)), strict=True)
     margins = [math.inf] * len(index) if state.margin is None else read(state.margin)
-    finished = zip(read(state.best), read(state.ranking()), read(state.ends), strict=True)
+    finished = zip(read(state.finished_scores), read(state.ranking()), read(state.finished_ends), strict=True)
     results = []
     for (scores, ranking, ends), trail, margin in zip(finished, trails, margins, strict=True):
         if any(map(math.isnan, scores)):

@@ -148,34 +148,34 @@ def run_eagerly(model: Stepper, request: SearchRequest, constraints: Constraints
     device = request.source.layout.device
     begin = torch.tensor(request.first_tokens(), device=device)
     capacity = min(CAPACITY, constraints.longest)
-    beams = state_class(request.settings, constraints).create(
+    hypotheses = state_class(request.settings, constraints).create(
         request.settings, request.nbest, constraints, capacity, watched=watch is not None, margins=request.margins
     )
-    beams.restart(constraints, begin, request.line_numbers(), request.seed)
+    hypotheses.restart(constraints, begin, request.line_numbers(), request.seed)
     state, tokens = model.start(request.source), begin[:, None]  # one beam; the first step makes K of it
     sentences = list(range(len(begin)))  # numbers of the sentences in the batch
     results: Results = {}
     while True:
         cancel.check()
         logits, state = model.step(state, tokens)
-        parents = beams.advance(logits)
+        parents = hypotheses.advance(logits)
         if watch is not None:
-            call_watcher(watch, beams, sentences)
-        reorder = beams.reorders or tokens.shape != parents.shape
-        done = beams.done.tolist()
+            call_watcher(watch, hypotheses, sentences)
+        reorder = hypotheses.reorders or tokens.shape != parents.shape
+        done = hypotheses.done.tolist()
         if any(done):
             rows = [n for n, is_done in enumerate(done) if is_done]
-            results.update(zip([sentences[n] for n in rows], read_results(beams, rows), strict=True))
+            results.update(zip([sentences[n] for n in rows], read_results(hypotheses, rows), strict=True))
             if all(done):
                 return results
             rows = [n for n, is_done in enumerate(done) if not is_done]
             sentences, index = [sentences[n] for n in rows], torch.tensor(rows, device=device)
-            beams, state, parents = beams.keep(index), state.keep(index), parents[index]
+            hypotheses, state, parents = hypotheses.keep(index), state.keep(index), parents[index]
         if reorder:
             state = state.reorder(parents)
-        tokens = beams.last
-        if beams.fed == beams.capacity:
-            beams = beams.grown(min(2 * beams.capacity, constraints.longest))
+        tokens = hypotheses.last
+        if hypotheses.steps_taken == hypotheses.capacity:
+            hypotheses = hypotheses.grown(min(2 * hypotheses.capacity, constraints.longest))
 
 
 def select_runner(model: nn.Module, precision: str = "auto") -> Runner | None:

@@ -68,27 +68,27 @@ class Sizes(NamedTuple):
 
 @dataclass(eq=False)
 class StaticSearch:
-    """The state of a search and of the model. A step changes both in place."""
+    """The hypotheses of a search and the decoding state of the model. A step changes both in place."""
 
-    beams: SearchState
+    hypotheses: SearchState
     state: StaticState
 
     def advance(self, model: Any) -> None:
         """Take one step. No branch depends on the value of a tensor."""
-        logits, state = model.step(self.state, self.beams.last)
-        self.state = state.reorder(self.beams.advance(logits))
+        logits, state = model.step(self.state, self.hypotheses.last)
+        self.state = state.reorder(self.hypotheses.advance(logits))
 
     def tensors(self) -> Iterator[Tensor]:
         """All tensors of the search, in a fixed order."""
-        yield from self.beams.tensors()
+        yield from self.hypotheses.tensors()
         yield from self.state.tensors()
 
     @property
     def key(self) -> tuple[object, ...]:
         """Searches with equal keys can use the same captured step."""
-        beams, shapes = self.beams, tuple((tuple(x.shape), x.dtype) for x in self.tensors())
-        flags = beams.nbest, beams.history is not None, beams.margin is not None
-        return step_key(beams.settings, *flags), type(self.state), shapes
+        hypotheses, shapes = self.hypotheses, tuple((tuple(x.shape), x.dtype) for x in self.tensors())
+        flags = hypotheses.nbest, hypotheses.history is not None, hypotheses.margin is not None
+        return step_key(hypotheses.settings, *flags), type(self.state), shapes
 
     def load(self, other: StaticSearch) -> None:
         """Copy another search with the same key into the tensors of this one."""
@@ -97,8 +97,8 @@ class StaticSearch:
 
     def keep(self, sentences: list[int]) -> StaticSearch:
         """Return a new search with these sentences only."""
-        index = torch.tensor(sentences, device=self.beams.done.device)
-        return StaticSearch(self.beams.keep(index), self.state.keep(index))
+        index = torch.tensor(sentences, device=self.hypotheses.done.device)
+        return StaticSearch(self.hypotheses.keep(index), self.state.keep(index))
 
     def grown(self, capacity: int) -> StaticSearch:
         """Return a new search with capacity for so many tokens."""
@@ -106,18 +106,18 @@ class StaticSearch:
 
     def resized(self, sizes: Sizes) -> StaticSearch:
         """Return a new search with these sizes, which are at least the present ones."""
-        beams = self.beams.grown(sizes.capacity, sizes.prefix, sizes.prompt)
-        return StaticSearch(beams, self.state.grown(sizes.capacity, sizes.source))
+        hypotheses = self.hypotheses.grown(sizes.capacity, sizes.prefix, sizes.prompt)
+        return StaticSearch(hypotheses, self.state.grown(sizes.capacity, sizes.source))
 
     def write(self, rows: Tensor, other: StaticSearch) -> None:
         """Replace the sentences `rows` [M] by the first M of another search with the same sizes."""
-        sentences, count = len(self.beams.done), len(other.beams.done)
+        sentences, count = len(self.hypotheses.done), len(other.hypotheses.done)
         pairs = zip(self._sentence_tensors(), other._sentence_tensors(), strict=True)
         for old, new in pairs:
             old.unflatten(0, (sentences, -1)).index_copy_(0, rows, new.unflatten(0, (count, -1))[: len(rows)])
 
     def _sentence_tensors(self) -> Iterator[Tensor]:
-        yield from self.beams.sentence_tensors()
+        yield from self.hypotheses.sentence_tensors()
         yield from self.state.tensors()
 
 
@@ -136,7 +136,7 @@ class Setup:
 
     def create(self, state: StaticState) -> StaticSearch:
         request, capacity = self.request, self.shape.capacity
-        beams = state_class(request.settings, self.constraints).create(
+        hypotheses = state_class(request.settings, self.constraints).create(
             request.settings,
             request.nbest,
             self.constraints,
@@ -146,8 +146,8 @@ class Setup:
             static=True,
             softmax_last=self.softmax_last,
         )
-        beams.restart(self.constraints, self.begin, self.lines, self.seeds)
-        return StaticSearch(beams, state)
+        hypotheses.restart(self.constraints, self.begin, self.lines, self.seeds)
+        return StaticSearch(hypotheses, state)
 
 
 class StaticRunner:
@@ -235,7 +235,7 @@ class StaticRunner:
             setup = self.setup(request, constraints, watch is not None)
             search = self.opened(model, setup)
             count = len(request.source.layout)
-            search.beams.drop(slice(count, None))
+            search.hypotheses.drop(slice(count, None))
             return self._steps(model, search, count, constraints.longest, watch)
 
     def _steps(self, model: Stepper, search: StaticSearch, count: int, longest: int, watch: Watch | None) -> Results:
@@ -245,33 +245,33 @@ class StaticRunner:
         steps = 0
         while True:
             cancel.check()
-            capacity = search.beams.capacity
+            capacity = search.hypotheses.capacity
             end = min(capacity, longest)
             many = min(POLL_STEPS if watch is None else 1, end - steps)
             search, steps = self.advance(model, search, many), steps + many
             if watch is not None:
-                call_watcher(watch, search.beams, [sentences[n] for n in live], live)
+                call_watcher(watch, search.hypotheses, [sentences[n] for n in live], live)
             poll = self._poll(search)
             more = min(self.ahead, end - steps) if watch is None else 0
             search, steps = self.advance(model, search, more), steps + more
             done = poll()
             live = [n for n in live if not done[n]]
             if not live:
-                results.update(zip(sentences, read_results(search.beams, range(len(sentences))), strict=True))
+                results.update(zip(sentences, read_results(search.hypotheses, range(len(sentences))), strict=True))
                 return results
-            size, beams = self.size(len(live), 1), search.beams.beams
+            size, beams = self.size(len(live), 1), search.hypotheses.beams
             if 2 * size <= len(done) and len(done) * beams > MIN_BEAMS_TO_SHRINK:  # go on with a smaller batch
                 rows = [n for n in range(len(sentences)) if done[n]]
-                results.update(zip([sentences[n] for n in rows], read_results(search.beams, rows), strict=True))
+                results.update(zip([sentences[n] for n in rows], read_results(search.hypotheses, rows), strict=True))
                 search = search.keep([*live, *[live[-1]] * (size - len(live))])
-                search.beams.drop(slice(len(live), None))
+                search.hypotheses.drop(slice(len(live), None))
                 sentences, live = [sentences[n] for n in live], list(range(len(live)))
             if steps == capacity < longest:
                 search = search.grown(min(2 * capacity, self.size(longest, 16)))
 
     def _poll(self, search: StaticSearch) -> Callable[[], list[bool]]:
         """Request which sentences are done now; the returned function waits for the answer."""
-        done = search.beams.done.tolist()
+        done = search.hypotheses.done.tolist()
         return lambda: done
 
     def advance(self, model: Stepper, search: StaticSearch, count: int) -> StaticSearch:

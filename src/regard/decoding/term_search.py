@@ -32,7 +32,7 @@ class TermSearchState(SearchState):
     ) -> TermSearchState:
         state = super().create(settings, nbest, constraints, capacity, **options)
         assert isinstance(state, TermSearchState) and constraints.terms is not None
-        state.terms = TermProgress.create(constraints.terms, state.beams, state.best.shape[1])
+        state.terms = TermProgress.create(constraints.terms, state.beams, state.finished_scores.shape[1])
         return state
 
     @property
@@ -108,7 +108,7 @@ class TermSearchState(SearchState):
         total = (self.total[:, :beams, None] + values).flatten(1)
         bank, count = needed.flatten(1), total.shape[1]
         if self.reorders:
-            whole = self.best[:, : self.beams].masked_fill(progress.unmet[:, : self.beams] > 0, -math.inf)
+            whole = self.finished_scores[:, : self.beams].masked_fill(progress.unmet[:, : self.beams] > 0, -math.inf)
             total = torch.cat([total, whole * penalty], 1)
             bank = F.pad(bank, (0, self.beams))  # bank 0: nothing is needed any more
         index, margin = share_out(total, bank, self.beams)
@@ -121,12 +121,12 @@ class TermSearchState(SearchState):
 
     def _best_finished(self, scores: Tensor) -> Tensor:
         unmet = torch.cat([self.progress.unmet, self.progress.unmet_terms()], 1)
-        top = _ranking(scores, unmet).topk(self.best.shape[1]).indices
+        top = _ranking(scores, unmet).topk(self.finished_scores.shape[1]).indices
         torch.gather(unmet, 1, top, out=self.progress.unmet)
         return top
 
     def ranking(self) -> Tensor:
-        return _ranking(self.best, self.progress.unmet)
+        return _ranking(self.finished_scores, self.progress.unmet)
 
 
 def _ranking(scores: Tensor, unmet: Tensor) -> Tensor:

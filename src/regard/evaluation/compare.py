@@ -200,19 +200,19 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
     return names
 
 
-def rows(standings: Sequence[RunScores], same_vocabulary: bool) -> tuple[list[str], list[list[str]]]:
+def rows(runs: Sequence[RunScores], same_vocabulary: bool) -> tuple[list[str], list[list[str]]]:
     """The headings and the cells of the table. Perplexities that cannot be compared get a star."""
     star = "" if same_vocabulary else "*"
-    with_moses = any(s.moses is not None for s in standings)
+    with_moses = any(s.moses is not None for s in runs)
     heads = ["run", "model", "parameters", "training", "tokens/s", f"perplexity{star}"]
-    classes = isinstance(standings[0].scores, ClassScores)
+    classes = isinstance(runs[0].scores, ClassScores)
     if classes:
         heads = [*heads[:4], "examples/s", heads[-1], "accuracy", "macro-F1"]
     else:
         heads += ["BLEU", "chrF", "exact"]
     heads += ["Moses BLEU"] if with_moses else []
     cells = []
-    for s in standings:
+    for s in runs:
         speed = s.training.tokens_per_second
         row = [
             s.name,

@@ -1,14 +1,14 @@
-"""Does an exported model do what the run does? Both process the same held-out texts, and the results are compared.
+"""Whether an exported model computes the same as its run. Both process the same held-out texts.
 
-Tokens: the exported tokenizer must split every text as the run does. Numbers: both must give every token of the run's
-greedy outputs the same log-probability, up to `BOUND`; BERT, all tokens or classes. The same of random tokens, so that
-every row of the vocabulary is compared (of large ones, `COVERED` of them). Results: translations by greedy search and
-with a beam of 4, without length penalty, which other libraries define otherwise; greedy continuations.
+Tokens: the exported tokenizer must split every text as the run does. Log-probabilities: those of all tokens of the
+run's greedy outputs must be equal up to `BOUND` (of BERT, those of all tokens or classes); likewise those of random
+texts, which cover the vocabulary up to `MAX_RANDOM_TOKENS`. Outputs: translations by greedy search and with a beam of
+4, without length penalty, which libraries define differently; greedy continuations.
 
-Two greedy outputs may differ only if the run gives the first tokens in which they differ the same log-probability, up
-to `TIE`. Beam searches differ between libraries (whether ended outputs keep their place in the beam, when a search
-ends), so another output is accepted if both give its tokens the same log-probabilities; but over all texts, the export
-must not find less probable outputs than the run, up to `WORSE`.
+Two greedy outputs may differ only after a tie: the first tokens in which they differ have the same log-probability by
+the run, up to `TIE`. Beam searches differ between libraries (in when a search ends, and in whether finished
+outputs keep their beam), so another output is accepted if both give its tokens the same log-probabilities, as long as
+the total log-probability of all outputs is not worse than the run's by more than `MAX_TOTAL_LOSS`.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from regard.tasks.translator import Translator
 from regard.text import BOS, EOS, Tokenizer
 from regard.text.encode import prefix_ids
 
-TEXTS = 200
+MAX_TEXTS = 200
 BEAMS = (1, 4)
-LIMIT = 40  # tokens of an output
+MAX_TOKENS = 40  # of an output
 PROMPT_WORDS = 6
-COVERED = 12_000  # random tokens, in texts of `RANDOM_LENGTH`
+MAX_RANDOM_TOKENS = 12_000  # in texts of `RANDOM_LENGTH`
 RANDOM_LENGTH = 60
 BOUND = 1e-4  # of the log-probability of a token: larger differences are not rounding errors
 TIE = 2 * BOUND  # of two log-probabilities
-WORSE = 0.05  # of the log-probability of all outputs
+MAX_TOTAL_LOSS = 0.05  # share of the total log-probability
 
 
 class Exported(Protocol):
@@ -98,30 +98,30 @@ def sample_texts(run: RunDir) -> list[str]:
         except UserError:
             continue
         lines = (line for pair in pairs for line in (pair[0] or pair[1]).splitlines())
-        texts = [line.lower() if run.recipe.data.lowercase else line for line in islice(lines, 20 * TEXTS)]
-        return _that_fit(run, texts)
+        texts = [line.lower() if run.recipe.data.lowercase else line for line in islice(lines, 20 * MAX_TEXTS)]
+        return _shortened(run, texts)
     source, random = run.tokenizers[0], torch.Generator().manual_seed(1)
-    tokens = torch.randint(source.first, len(source), (TEXTS, 8), generator=random).tolist()
-    return _that_fit(run, [source.decode(ids) for ids in tokens])
+    tokens = torch.randint(source.first, len(source), (MAX_TEXTS, 8), generator=random).tolist()
+    return _shortened(run, [source.decode(ids) for ids in tokens])
 
 
-def _that_fit(run: RunDir, texts: list[str]) -> list[str]:
-    """The first texts that are not blank, cut to words that the model can read; of decoders their first words."""
+def _shortened(run: RunDir, texts: list[str]) -> list[str]:
+    """The first texts that are not blank, shortened to what the model can read; for decoders, to a few words."""
     is_decoder = not run.recipe.model.encoder_decoder_layers[0]
-    longest = max(run.recipe.model.max_positions - 3 - (LIMIT // 2 if is_decoder else 0), 1)
-    found = []
+    longest = max(run.recipe.model.max_positions - 3 - (MAX_TOKENS // 2 if is_decoder else 0), 1)
+    shortened = []
     for text in texts:
         words = text.split()[: PROMPT_WORDS if is_decoder else None]
         while words and len(run.tokenizers[0].encode(" ".join(words))) > longest:
             words = words[: len(words) // 2]
-        found += [" ".join(words)] if words else []
-    return found[:TEXTS]
+        shortened += [" ".join(words)] if words else []
+    return shortened[:MAX_TEXTS]
 
 
 def random_texts(tokenizer: Tokenizer, longest: int, banned: Collection[int] = ()) -> list[list[int]]:
-    """All ordinary tokens that are not banned, or `COVERED` of them, in random order, as texts."""
+    """All ordinary tokens that are not banned, or `MAX_RANDOM_TOKENS` of them, in random order, as texts."""
     tokens = [token for token in range(tokenizer.first, len(tokenizer)) if token not in banned]
-    order = torch.randperm(len(tokens), generator=torch.Generator().manual_seed(2))[:COVERED].tolist()
+    order = torch.randperm(len(tokens), generator=torch.Generator().manual_seed(2))[:MAX_RANDOM_TOKENS].tolist()
     size = min(RANDOM_LENGTH, longest)
     return [[tokens[n] for n in order[begin : begin + size]] for begin in range(0, len(order), size)]
 
@@ -199,8 +199,8 @@ class _Translations:
         sources, targets = (random_texts(each, longest, self.reference.banned) for each in run.tokenizers)
         count = max(len(sources), len(targets))
         repeated = [list(islice(cycle(each), count)) for each in (sources, targets)]
-        front = self.translator.encode(["a"])[0][0][: -1 - len(run.tokenizers[0].encode("a"))]  # prefix and tag
-        self.random = [[*front, *source, EOS] for source in repeated[0]], repeated[1]
+        prefix = self.translator.encode(["a"])[0][0][: -1 - len(run.tokenizers[0].encode("a"))]  # prefix and tag
+        self.random = [[*prefix, *source, EOS] for source in repeated[0]], repeated[1]
 
     def compare(self, texts: list[str]) -> list[Agreement]:
         sources = self.translator.encode(texts)[0]
@@ -208,22 +208,22 @@ class _Translations:
         return [self._compare(sources, beam) for beam in BEAMS]
 
     def _compare(self, sources: list[list[int]], beam: int) -> Agreement:
-        ours, theirs = self._search(sources, beam), self.exported.translate(sources, self.prefix, beam, LIMIT)
-        ended = [[self._ended(output) for output in outputs] for outputs in (ours, theirs)]
-        other = [n for n, (one, another) in enumerate(zip(*ended, strict=True)) if one != another]
+        ours, theirs = self._search(sources, beam), self.exported.translate(sources, self.prefix, beam, MAX_TOKENS)
+        both = [[self._with_prefix_and_eos(output) for output in outputs] for outputs in (ours, theirs)]
+        other = [n for n, (one, another) in enumerate(zip(*both, strict=True)) if one != another]
         equal = len(sources) - len(other)
         if beam == 1:
-            ties = sum(self.reference.is_tie(sources[n], ended[0][n], ended[1][n]) for n in other)
+            ties = sum(self.reference.is_tie(sources[n], both[0][n], both[1][n]) for n in other)
             difference = self._difference([*sources, *self.random[0]], [*ours, *self.random[1]])
             return Agreement("translations, greedy", len(sources), equal, ties, difference)
-        totals = [sum(sum(self._logprobs(*pair)) for pair in zip(sources, outputs, strict=True)) for outputs in ended]
-        ties = len(other) if totals[1] >= totals[0] - WORSE * abs(totals[0]) else 0
+        totals = [sum(sum(self._logprobs(*pair)) for pair in zip(sources, outputs, strict=True)) for outputs in both]
+        ties = len(other) if totals[1] >= totals[0] - MAX_TOTAL_LOSS * abs(totals[0]) else 0
         difference = self._difference([sources[n] for n in other], [theirs[n] for n in other])
         return Agreement(f"translations, beam {beam}", len(sources), equal, ties, difference if other else None)
 
-    def _ended(self, output: list[int]) -> list[int]:
+    def _with_prefix_and_eos(self, output: list[int]) -> list[int]:
         """The prefix, the output, and EOS unless the output was cut off."""
-        return [*self.prefix, *output, *([EOS] if len(output) < LIMIT else [])]
+        return [*self.prefix, *output, *([EOS] if len(output) < MAX_TOKENS else [])]
 
     def _logprobs(self, source: list[int], target: list[int]) -> list[float]:
         """The log-probabilities of the tokens after the prefix."""
@@ -240,7 +240,7 @@ class _Translations:
     def _search(self, sources: list[list[int]], beam: int) -> list[list[int]]:
         changes = {"method": "beam", "beam": beam, "length_penalty": 0.0, "max_ratio": 1e-9}
         plain = {"min_length": 0, "no_repeat_ngram": 0, "repetition_penalty": 1.0}
-        limit = min(LIMIT + len(self.prefix), self.run.recipe.model.max_positions - 1)
+        limit = min(MAX_TOKENS + len(self.prefix), self.run.recipe.model.max_positions - 1)
         settings = self.run.recipe.decoding.model_copy(update=changes | plain | {"max_extra": limit})
         request = SearchRequest(
             PackedTokens.from_lists(sources),
@@ -258,7 +258,7 @@ class _Translations:
 def _compare_continuations(run: RunDir, model: SequenceModel, exported: Exported, texts: list[str]) -> Agreement:
     """Continue each text by itself: the prompt but its last token is the source."""
     generator = Generator.for_recipe(model, run.tokenizers, run.recipe)
-    contexts, limit = [generator.read(text)[0] for text in texts], LIMIT // 2
+    contexts, limit = [generator.read(text)[0] for text in texts], MAX_TOKENS // 2
     _check_tokens(run, exported, texts, contexts)
     changes = {"method": "beam", "beam": 1, "max_ratio": 1e-9, "max_extra": limit, "length_penalty": 0.0}
     settings, outputs = run.recipe.decoding.model_copy(update=changes), []

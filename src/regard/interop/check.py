@@ -23,7 +23,7 @@ from regard.packed import PackedTokens, SeqBatch
 from regard.run_dir import RunDir
 from regard.text import BOS, EOS, Tokenizer
 
-BOUND = 1e-4  # larger differences are not rounding errors
+TOLERANCE = 1e-4  # larger differences are not rounding errors
 LENGTHS = (1, 2, 7, 20, 60)  # of the random texts, in tokens; truncated to what the model can read
 
 
@@ -46,9 +46,9 @@ def largest_difference(run: RunDir, folder: str | Path, seed: int = 0) -> float:
 def checked(run: RunDir, folder: str | Path) -> float:
     """Return the largest difference; raise an error if it is more than rounding."""
     difference = largest_difference(run, folder)
-    if not difference <= BOUND:
+    if not difference <= TOLERANCE:
         raise UserError(
-            f"the logits of {run.path} and {folder} differ by up to {difference:.2g}, more than {BOUND:.0e}"
+            f"the logits of {run.path} and {folder} differ by up to {difference:.2g}, more than {TOLERANCE:.0e}"
         )
     return difference
 

@@ -36,7 +36,7 @@ ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu-tanh": "GELUTanh", "silu": 
 ACTIVATIONS |= {"gated-gelu": "GELU", "gated-gelu-tanh": "GELUTanh", "gated-relu": "RELU"}
 TABLES = ("sinusoidal", "sinusoidal-split", "sinusoidal-fairseq", "learned")
 POSITIONS = {"transformer": (*TABLES, "bucketed"), "gpt": (*TABLES, "rotary")}
-READ = {  # settings, by family, beside those of `portable.READ`
+SUPPORTED = {  # settings, by family, beside those of `portable.SUPPORTED`
     "transformer": {"head_width", "biases", "embedding_norm", "position_buckets", "position_distance"},
     "gpt": {"kv_heads", "head_width", "qkv_bias", "out_bias", "ffn_bias", "norm_bias", "qk_norm", "unused"}
     | {"rope_scaling", "rope_factor", "rope_original", "rope_turns"},
@@ -52,7 +52,7 @@ def export_ctranslate2(run: RunDir, path: Path) -> Path:
     problems = unsupported(
         run,
         "CTranslate2",
-        READ[family],
+        SUPPORTED[family],
         positions=POSITIONS[family],
         activation=tuple(ACTIVATIONS),
         norm=("layer", "rms"),

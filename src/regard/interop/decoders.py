@@ -35,7 +35,7 @@ class StackedRows:
     scale: float = 1.0
 
     def ours(self, parts: Sequence[Tensor]) -> Tensor:
-        first = _times(parts[0], self.scale)
+        first = _scaled(parts[0], self.scale)
         return torch.cat([first, *(part.to(first.dtype) for part in parts[1:])])
 
     def theirs(self, whole: Tensor, count: int) -> Sequence[Tensor]:
@@ -51,13 +51,13 @@ class Affine:
     scale: float = 1.0
 
     def ours(self, parts: Sequence[Tensor]) -> Tensor:
-        return _times(parts[0].float() + self.offset if self.offset else parts[0], self.scale)
+        return _scaled(parts[0].float() + self.offset if self.offset else parts[0], self.scale)
 
     def theirs(self, whole: Tensor, count: int) -> Sequence[Tensor]:
         return [whole / self.scale - self.offset]
 
 
-def _times(tensor: Tensor, scale: float) -> Tensor:
+def _scaled(tensor: Tensor, scale: float) -> Tensor:
     """A tensor times a number; 16-bit tensors stay so if the product is exact, for a power of two."""
     if scale == 1:
         return tensor
@@ -133,7 +133,7 @@ class DecoderImporter:
             **rotary(folder, self.theta, self.local_theta),
             **windows(folder, depth, lambda i: self.is_local(folder, i), keep=self.local_theta is not None),
             **{name: number(config, key) for name, key in SOFTCAPS if folder.setting(key) is not None},
-            **_unrotated(folder, depth),
+            **_layers_without_rope(folder, depth),
             **self.settings,
         }
 
@@ -229,7 +229,7 @@ GATED = ("gated-gelu", "gated-gelu-tanh", "gated-relu")
 SOFTCAPS = (("softcap", "attn_logit_softcapping"), ("logit_softcap", "final_logit_softcapping"))
 
 
-def _unrotated(folder: HFFolder, depth: int) -> dict[str, Any]:
+def _layers_without_rope(folder: HFFolder, depth: int) -> dict[str, Any]:
     """SmolLM3's layers without positions: `no_rope_layers` has a 0 for them."""
     if folder.setting("model_type") != "smollm3":
         return {}
@@ -240,7 +240,7 @@ def _unrotated(folder: HFFolder, depth: int) -> dict[str, Any]:
     return {"unrotated_layers": [i for i, flag in enumerate(flags) if not flag]}
 
 
-def _late(folder: HFFolder, layer: int) -> bool:
+def _has_late_window(folder: HFFolder, layer: int) -> bool:
     """Qwen: the layers from max_window_layers on, if windows are switched on."""
     first = folder.config.integer("max_window_layers")
     return bool(folder.config.boolean("use_sliding_window", False)) and layer >= (28 if first is None else first)
@@ -277,8 +277,8 @@ OLMO2: dict[str, Any] = dict(
 DECODERS = {  # by model_type
     "llama": DecoderImporter(eos=2),
     "mistral": DecoderImporter(eos=2, is_local=lambda folder, layer: True, refused={"layer_types": None}),
-    "qwen2": DecoderImporter(biases=None, is_local=_late),
-    "qwen3": DecoderImporter(settings={"qk_norm": True}, head_width=128, is_local=_late),
+    "qwen2": DecoderImporter(biases=None, is_local=_has_late_window),
+    "qwen3": DecoderImporter(settings={"qk_norm": True}, head_width=128, is_local=_has_late_window),
     "gemma": GEMMA,
     "gemma2": DecoderImporter(
         settings={"scale_embeddings": True, "norm_place": "both"},

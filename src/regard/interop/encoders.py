@@ -113,7 +113,7 @@ class EncoderImporter:
         size = rows(folder, "vocab_size", None, header, self._embedding)
         tokenizer = _tokenizer(folder, size)
         classes = class_names(folder, header, f"{self.classifier[1]}.weight") if task == "classify" else ()
-        special = self._modernbert(folder) if self.name == "ModernBert" else self._older(folder, header)
+        special = self._modernbert(folder) if self.name == "ModernBert" else self._roberta(folder, header)
         if task == "fill" and special["activation"].removeprefix("gated-") != "gelu" and self.name != "ModernBert":
             raise folder.config.error("hidden_act", f"= {special['activation']!r}: our head supports gelu only")
         recipe = Recipe.model_validate(
@@ -136,7 +136,7 @@ class EncoderImporter:
         headless = kind == f"{self.name}Model"
         return Imported(recipe, tokenizer, tokenizer, headless=headless, classes=classes, tensors=maps)
 
-    def _older(self, folder: HFFolder, header: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    def _roberta(self, folder: HFFolder, header: Mapping[str, TensorInfo]) -> dict[str, Any]:
         """Settings of RoBERTa and, by other names, of DistilBERT."""
         distil = self.name == "DistilBert"
         assert self.positions is not None
@@ -194,12 +194,12 @@ class EncoderImporter:
     # -- tensors -------------------------------------------------------------------------------------------------------
 
     def _entries(self, settings: BertSettings, tokenizer: Tokenizer, header: Mapping[str, TensorInfo]) -> list[Entry]:
-        ids, front = ids_of(tokenizer), self.prefix
+        ids, prefix = ids_of(tokenizer), self.prefix
         table = [Entry(self._embedding, "embedding.table", VocabularyRows(ids))]
-        table += layered([Entry(front + e.theirs, e.ours, e.transform) for e in self.body], settings.layers)
+        table += layered([Entry(prefix + e.theirs, e.ours, e.transform) for e in self.body], settings.layers)
         if self.positions is not None:
-            table.append(Entry(front + self.positions, "embedding.positions.table", WithoutFirst(self.offset)))
-        if (types := f"{front}embeddings.token_type_embeddings.weight") in header:
+            table.append(Entry(prefix + self.positions, "embedding.positions.table", WithoutFirst(self.offset)))
+        if (types := f"{prefix}embeddings.token_type_embeddings.weight") in header:
             table.append(Entry(types, "embedding.token_types", OneTokenType()))
         if settings.task == "fill":
             dense, norm, bias, _ = self.mlm

@@ -30,7 +30,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 MAX_FILE_BYTES = 16 * 2**20  # for each file except the weights, and for their header
-LARGER = {"tokenizer.json": 64 * 2**20}  # of 250,000 tokens it has 35 MB
+MAX_BYTES_OF = {"tokenizer.json": 64 * 2**20}  # with 250,000 tokens it has 35 MB
 
 
 class Fields:
@@ -106,7 +106,7 @@ class HFFolder:
         return True
 
     def read(self, name: str) -> bytes:
-        limit = LARGER.get(name, MAX_FILE_BYTES)
+        limit = MAX_BYTES_OF.get(name, MAX_FILE_BYTES)
         try:
             descriptor = os.open(self.path / name, os.O_RDONLY | os.O_NONBLOCK)  # opening a FIFO would block
             with open(descriptor, "rb") as file:

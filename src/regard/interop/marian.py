@@ -66,7 +66,7 @@ DECODER = [
     Entry("model.decoder.layers.{i}.encoder_attn_layer_norm.{p}", "decoder.{i}.cross_attn_residual.norm.{p}"),
 ]
 SHARED = "model.shared.weight"
-APART = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
+SEPARATE = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
 OUTPUT = "lm_head.weight"
 BIAS = "final_logits_bias"
 UNUSED = "<unused>"  # the spelling of our padding token where there is another one
@@ -78,8 +78,8 @@ def entries(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> list[Entry]
     if recipe.text.shared:
         table.append(Entry(SHARED, "source_embedding.table", VocabularyRows(ids_of(source))))
     else:
-        table.append(Entry(APART[0], "source_embedding.table", VocabularyRows(ids_of(source))))
-        table.append(Entry(APART[1], "target_embedding.table", VocabularyRows(ids_of(target))))
+        table.append(Entry(SEPARATE[0], "source_embedding.table", VocabularyRows(ids_of(source))))
+        table.append(Entry(SEPARATE[1], "target_embedding.table", VocabularyRows(ids_of(target))))
     if not settings.tie_embeddings:
         table.append(Entry(OUTPUT, "output", VocabularyRows(ids_of(target))))
     if settings.output_bias:
@@ -90,10 +90,10 @@ def entries(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> list[Entry]
 def ignored(recipe: Recipe) -> IgnoredTensors:
     """Tensors of a file that are not converted: positions are computed, and a shared embedding may be stored twice."""
     settings = cast(TransformerSettings, recipe.model)
-    copies = dict.fromkeys(APART, SHARED) if recipe.text.shared else {}
+    copies = dict.fromkeys(SEPARATE, SHARED) if recipe.text.shared else {}
     if settings.tie_embeddings:
-        copies[OUTPUT] = SHARED if recipe.text.shared else APART[1]
-    written = APART if recipe.text.shared and not settings.tie_embeddings else ()
+        copies[OUTPUT] = SHARED if recipe.text.shared else SEPARATE[1]
+    written = SEPARATE if recipe.text.shared and not settings.tie_embeddings else ()
     return IgnoredTensors([r"model\.(en|de)coder\.embed_positions\.weight"], copies, written)
 
 
@@ -124,7 +124,7 @@ def imported(folder: HFFolder, header: Mapping[str, TensorInfo], **ours: Any) ->
                 f"{folder.path}: encoder_{name} {sizes[0]} and decoder_{name} {sizes[1]} must be equal here"
             )
     shared = folder.config.boolean("share_encoder_decoder_embeddings", True)
-    source, target = _tokenizers(folder, header) if shared else _tokenizers_apart(folder, header)
+    source, target = _tokenizers(folder, header) if shared else _separate_tokenizers(folder, header)
     width, positions = count(folder, "d_model"), folder.setting("max_position_embeddings", 1024)
     if not isinstance(positions, int) or positions < 2 or positions * width > MAX_POSITION_TABLE:
         raise folder.config.error(
@@ -171,9 +171,9 @@ def _tokenizers(folder: HFFolder, header: Mapping[str, TensorInfo]) -> tuple[Tok
     return tokenizer, tokenizer.target_side()
 
 
-def _tokenizers_apart(folder: HFFolder, header: Mapping[str, TensorInfo]) -> tuple[Tokenizer, Tokenizer]:
-    size = rows(folder, "vocab_size", None, header, APART[0])
-    target_size = rows(folder, "decoder_vocab_size", size, header, APART[1])
+def _separate_tokenizers(folder: HFFolder, header: Mapping[str, TensorInfo]) -> tuple[Tokenizer, Tokenizer]:
+    size = rows(folder, "vocab_size", None, header, SEPARATE[0])
+    target_size = rows(folder, "decoder_vocab_size", size, header, SEPARATE[1])
     return (
         read_sentencepiece(folder, ("source.spm",), "vocab.json", size, _special_ids(folder, size)),
         read_sentencepiece(
@@ -225,9 +225,9 @@ def with_zero_start(tensors: Tensors, recipe: Recipe, target: Tokenizer) -> Tens
     positions = torch.arange(settings.max_positions)
     table = SinusoidalSplit(settings.width)(positions, positions).clone()
     scale = settings.width**0.5 if settings.scale_embeddings else 1.0
-    table[0] += scale * tensors[SHARED if recipe.text.shared else APART[1]][ids_of(target)[BOS]]
+    table[0] += scale * tensors[SHARED if recipe.text.shared else SEPARATE[1]][ids_of(target)[BOS]]
     if _adds_padding(recipe, target):
-        added = {name: F.pad(tensors[name], (0, 0, 0, 1)) for name in (SHARED, *APART, OUTPUT) if name in tensors}
+        added = {name: F.pad(tensors[name], (0, 0, 0, 1)) for name in (SHARED, *SEPARATE, OUTPUT) if name in tensors}
         added |= {BIAS: F.pad(tensors[BIAS], (0, 1), value=NEG_LOGIT)} if BIAS in tensors else {}
         tensors = tensors | added
     return tensors | {"model.decoder.embed_positions.weight": table}

@@ -24,7 +24,7 @@ from regard.text.fast_tokenizer import FastTokenizer
 from regard.text.tokenizers import BytePairTokenizer, SentencePieceTokenizer, WordTokenizer, bpe_vocabulary
 
 # Settings that every export reads, or that do not matter to a trained model.
-READ = {
+SUPPORTED = {
     *("family", "size", "width", "heads", "layers", "encoder_layers", "decoder_layers", "ffn_width", "max_positions"),
     *("norm", "norm_first", "norm_eps", "activation", "positions", "position_base"),
     *("tie_embeddings", "scale_embeddings", "output_bias", "dropout", "zero_init", "task", "pooling", "mask_prob"),
@@ -36,14 +36,14 @@ NEG_LOGIT = -1e9  # of tokens that are never generated
 def unsupported(run: RunDir, whose: str, read: Collection[str] = (), **choices: tuple[str, ...]) -> list[str]:
     """Why a run cannot be exported; `choices` are the values that a setting may have.
 
-    Settings that are listed neither in `READ` nor in `read` must have their defaults.
+    Settings that are listed neither in `SUPPORTED` nor in `read` must have their defaults.
     """
     settings, problems = run.recipe.model, []
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
         allowed = choices.get(name)
         if (allowed is not None and value not in allowed) or (
-            name not in READ and name not in read and value != field.get_default()
+            name not in SUPPORTED and name not in read and value != field.get_default()
         ):
             only = "" if allowed is None else f" (only {', '.join(allowed)} have)"
             problems.append(f"model.{name} = {value!r} has no counterpart in {whose}{only}")

@@ -14,7 +14,7 @@ from regard.interop.common import Imported, activation, count, end_of_text, frac
 from regard.interop.encoders import OFFSET, WithoutFirst
 from regard.interop.fast_tokenizers import FILE, read_fast_tokenizer, spelled, surrounding, vocabulary_of
 from regard.interop.hf_folder import HFFolder, TensorInfo, short_repr
-from regard.interop.marian import APART, BIAS, NEG_LOGIT, OUTPUT, SHARED
+from regard.interop.marian import BIAS, NEG_LOGIT, OUTPUT, SEPARATE, SHARED
 from regard.interop.name_map import Entry, IgnoredTensors, TensorMap, VocabularyRows, inverse, layered
 from regard.interop.pegasus import FINAL_NORMS
 from regard.interop.vocabularies import checked_vocabulary, ids_of, read_sentencepiece
@@ -98,7 +98,7 @@ class TranslatorImporter:
             if self.learned:
                 name = f"model.{side}.embed_positions.weight"
                 table.append(Entry(name, f"{ours}.positions.table", WithoutFirst(OFFSET)))
-        copies = dict.fromkeys(APART, SHARED)
+        copies = dict.fromkeys(SEPARATE, SHARED)
         if settings.tie_embeddings:
             copies[OUTPUT] = SHARED
         else:

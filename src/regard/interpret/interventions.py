@@ -249,9 +249,9 @@ def _mask_keys(weights: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
     """Take the weight [1, H, Q, K] on each group from the queries outside it; rows still sum to one."""
     weights = weights.clone()
     for group in groups:
-        own = weights[..., list(group), :].clone()
+        inside = weights[..., list(group), :].clone()
         weights[..., list(group)] = 0.0
-        weights[..., list(group), :] = own
+        weights[..., list(group), :] = inside
     return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
 
 

@@ -24,7 +24,7 @@ from regard.kernels.common import device_of
 FEATURES_A_WARP = 1024
 # Programs of a backward pass, and pipeline stages (rows in flight). The second was fastest on an H200 for 768 features;
 # for 512 it has not been measured. Several rows of more than 1,024 features do not fit into every multiprocessor.
-USUAL, MIDDLING = (2048, 1), (1024, 3)
+DEFAULT_LAUNCH, MEDIUM_LAUNCH = (2048, 1), (1024, 3)
 
 _FIRST, _SECOND = tl.constexpr(dropout.FIRST % 2**32), tl.constexpr(dropout.SECOND % 2**32)
 
@@ -169,7 +169,7 @@ def _(x, added, offset, weight, bias, seeds, share, eps, centred, dtype):
 
 def _shared_out(rows: int, d: int) -> tuple[int, int]:
     """Rows per program of the backward pass, and pipeline stages."""
-    programs, stages = MIDDLING if 512 < d <= 1024 else USUAL
+    programs, stages = MEDIUM_LAUNCH if 512 < d <= 1024 else DEFAULT_LAUNCH
     return max(-(-rows // programs), 1), stages
 
 

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from regard import taps, tensor_io
-from regard.attention import PackedQK, StaticPackedLayout, Window, pack
+from regard.attention import PackedQK, StaticPackedLayout, Window, attention_layout
 from regard.dropout import dropout
 from regard.errors import UserError
 from regard.models.base import SequenceModel
@@ -245,10 +245,10 @@ class Bert(SequenceModel):
         return x if self.encoder.norm is None else taps.tap(self, "stream", x)
 
     def _layouts(self, layout: PackedLayout) -> PackedQK | list[PackedQK]:
-        full, window = pack(layout, layout), self.settings.window
+        full, window = attention_layout(layout, layout), self.settings.window
         if not window:
             return full
-        local = pack(layout, layout, Window(window, window))
+        local = attention_layout(layout, layout, Window(window, window))
         return [full if i in self.settings.global_layers else local for i in range(len(self.encoder))]
 
     def logits(self, batch: SeqBatch | TextClassBatch) -> Tensor:
@@ -298,11 +298,12 @@ class Bert(SequenceModel):
 
         Its head then keeps its initial weights; `tensors` may also be a `body` without a head.
         """
-        own = tensor_io.model_tensors(self)
+        initial = tensor_io.model_tensors(self)
         if self.settings.task == "classify":
             theirs = tensors.get("classifier.out.bias")
-            if theirs is None or theirs.shape != own["classifier.out.bias"].shape:
-                tensors = self.body(tensors) | {name: own[name] for name in own.keys() - self.body(own).keys()}
+            if theirs is None or theirs.shape != initial["classifier.out.bias"].shape:
+                head = {name: initial[name] for name in initial.keys() - self.body(initial).keys()}
+                tensors = self.body(tensors) | head
         super().init_from(tensors, origin)
 
     @staticmethod

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from regard import taps
-from regard.attention import Causal, pack
+from regard.attention import Causal, attention_layout
 from regard.dropout import dropout
 from regard.models.base import SequenceModel
 from regard.nn import flops
@@ -127,7 +127,7 @@ class DecisionTransformer(SequenceModel):
         x = (torch.stack(tokens, 1) + times[:, None]).flatten(0, 1)  # [3 S, D]: return, state, action of each step
         x = dropout(taps.tap(self, "tokens", x), self.settings.dropout, self.training)
         layout = PackedLayout([len(tokens) * n for n in batch.layout.lengths], device=x.device)
-        x = self.decoder(x, pack(layout, layout, Causal()), is_token=layout.is_token)
+        x = self.decoder(x, attention_layout(layout, layout, Causal()), is_token=layout.is_token)
         return x.unflatten(0, (-1, len(tokens)))[:, -2]
 
     def logits(self, batch: DecisionBatch) -> Tensor:

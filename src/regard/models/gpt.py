@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import taps
-from regard.attention import BeamTree, Causal, Mask, Segments, StaticPackedLayout, pack
+from regard.attention import BeamTree, Causal, Mask, Segments, StaticPackedLayout, attention_layout
 from regard.errors import UserError
 from regard.models.base import SequenceModel
 from regard.models.decoder_state import DecoderState, StaticShape
@@ -123,10 +123,10 @@ class GPT(SequenceModel):
 
     def _decode(self, x: Tensor, layout: PackedLayout) -> Tensor:
         """All blocks and the last norm, [T, D] -> [T, D]."""
-        causal = pack(layout, layout, Causal())
+        causal = attention_layout(layout, layout, Causal())
         if self.mask is None:
             return self.decoder(x, causal, is_token=layout.is_token)
-        sparse, full = pack(layout, layout, self.mask), self.settings.global_layers
+        sparse, full = attention_layout(layout, layout, self.mask), self.settings.global_layers
         layouts = [causal if i in full else sparse for i in range(len(self.decoder))]
         return self.decoder(x, layouts, is_token=layout.is_token)
 

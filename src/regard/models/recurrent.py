@@ -133,17 +133,17 @@ class RecurrentSettings(SizedSettings):
         for layer in range(self.decoder_layers):
             inputs = d if layer else i + fed + (e if attends_first else 0)
             decoder += 2 * target * gates * d * (inputs + d) + 2 * sentences * e * d * states
-        beside = fed + (i if attends_first else 0)  # features that the output reads beside the state
+        extra = fed + (i if attends_first else 0)  # features that the output reads beside the state
         if self.attention == "multihead":
             attention = 4 * target * d * d + 4 * source * e * d
             attention += flops.attention(SCORES[self.attention_score], d, self.heads, target_lengths, source_lengths)
-            beside += d
+            extra += d
         elif self.attention != "none":
             pairs = flops.num_pairs(target_lengths, source_lengths)
             attention = SCORES[self.attention_score].flops(d, e, target, source, pairs) + 2 * pairs * e
-            beside += e
+            extra += e
         features = i if self.tie_embeddings else d
-        return encoder + decoder + attention + 2 * target * features * (d + beside + target_size)
+        return encoder + decoder + attention + 2 * target * features * (d + extra + target_size)
 
     def summary(self) -> str:
         if self.attention == "none":
@@ -319,25 +319,27 @@ class Readout(nn.Module):
     With Luong's or multi-head attention, the new state attends to the source, and the context is concatenated to it.
     """
 
-    def __init__(self, settings: RecurrentSettings, beside: int) -> None:
+    def __init__(self, settings: RecurrentSettings, extra_width: int) -> None:
         super().__init__()
         self.cross_attn: SourceAttention | MultiHeadAttention | None = None
         if settings.attention == "multihead":
             width = settings.width // settings.heads
             score: Score = SCORES[settings.attention_score](width, width, settings.heads)
             self.cross_attn = MultiHeadAttention(settings.width, settings.heads, settings.encoder_width, score)
-            beside += settings.width
+            extra_width += settings.width
         elif settings.attention == "luong":
             self.cross_attn = SourceAttention(settings)
-            beside += settings.encoder_width
-        self.mix = _linear(settings.width + beside, settings.embedding if settings.tie_embeddings else settings.width)
+            extra_width += settings.encoder_width
+        self.mix = _linear(
+            settings.width + extra_width, settings.embedding if settings.tie_embeddings else settings.width
+        )
         self.dropout = settings.dropout
 
     def forward(
-        self, state: Tensor, beside: Sequence[Tensor], layout: AttentionLayout | None, source: Tensor | None
+        self, state: Tensor, extra: Sequence[Tensor], layout: AttentionLayout | None, source: Tensor | None
     ) -> Tensor:
         """state [T, D] and what is concatenated to it, [T, ...] each -> [T, features of the output projection]."""
-        parts = [state, *beside]
+        parts = [state, *extra]
         if self.cross_attn is not None:
             assert layout is not None
             parts.append(self.cross_attn(state, layout, source))
@@ -458,17 +460,17 @@ class Recurrent(SequenceModel):
         source, summary = self.encode(batch.source)
         packed, layout = batch.inputs.layout, PackedQK(batch.inputs.layout, batch.source.layout)
         x = embedded = self.target_embedding(batch.inputs.ids)
-        beside: list[Tensor] = []
+        extra: list[Tensor] = []
         if self.settings.feed == "every":
-            beside = [packed.flatten(summary[:, None].expand(-1, packed.max_len, -1))]
-            x = torch.cat([x, *beside], -1)
+            extra = [packed.flatten(summary[:, None].expand(-1, packed.max_len, -1))]
+            x = torch.cat([x, *extra], -1)
         for number, layer in enumerate(self.decoder):
             if isinstance(layer, AttentionFirstLayer):
                 x, context = layer(x, summary, layout, source)
-                beside += [context, embedded]
+                extra += [context, embedded]
             else:
                 x = layer(self._between(x) if number else x, summary, packed)
-        return packed.zero_padding(self.readout(x, beside, layout, source))
+        return packed.zero_padding(self.readout(x, extra, layout, source))
 
     def lm_head(self) -> tuple[Tensor, None]:
         return self.target_embedding.table if self.settings.tie_embeddings else self.output, None
@@ -492,17 +494,17 @@ class Recurrent(SequenceModel):
 
     def step(self, state: RecurrentState, tokens: Tensor) -> tuple[Tensor, RecurrentState]:
         x = embedded = self.target_embedding(tokens.flatten())
-        beside: list[Tensor] = []
+        extra: list[Tensor] = []
         if self.settings.feed == "every":
-            beside = [state.summary.repeat_interleave(tokens.shape[1], 0)]
-            x = torch.cat([x, *beside], -1)
+            extra = [state.summary.repeat_interleave(tokens.shape[1], 0)]
+            x = torch.cat([x, *extra], -1)
         for number, layer in enumerate(self.decoder):
             states = state.layers[number]
             if isinstance(layer, AttentionFirstLayer):
                 assert state.memory is not None
                 x, context, state.layers[number] = layer.attend_and_step(x, states, state.memory)
-                beside += [context, embedded]
+                extra += [context, embedded]
             else:
                 assert isinstance(layer, DecoderLayer)
                 x, state.layers[number] = layer.step(self._between(x) if number else x, states)
-        return self.project(self.readout(x, beside, state.memory, None)).unflatten(0, tokens.shape), state
+        return self.project(self.readout(x, extra, state.memory, None)).unflatten(0, tokens.shape), state

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import taps
-from regard.attention import BeamTree, Causal, pack
+from regard.attention import BeamTree, Causal, attention_layout
 from regard.models.base import SequenceModel
 from regard.models.decoder_state import DecoderState, StaticShape
 from regard.models.transformer_settings import TransformerSettings
@@ -61,13 +61,13 @@ class EncoderDecoder(SequenceModel):
     def encode(self, source: Any) -> tuple[Tensor, PackedLayout]:
         """The encoded source [S, D], and its layout."""
         x, layout = self.embed_source(source)
-        return self.encoder(x, pack(layout, layout), is_token=layout.is_token), layout
+        return self.encoder(x, attention_layout(layout, layout), is_token=layout.is_token), layout
 
     def decode(self, inputs: PackedTokens, encoded: Tensor, source_layout: PackedLayout) -> Tensor:
         """Target tokens [T] and the encoded source [S, D] -> [T, D]."""
         layout, inputs = inputs.layout, self._drop_words(inputs)
         x = self.target_embedding(inputs.ids, layout.position, _lengths(layout, source_layout))  # [T, D]
-        self_layout, cross_layout = pack(layout, layout, Causal()), pack(layout, source_layout)
+        self_layout, cross_layout = attention_layout(layout, layout, Causal()), attention_layout(layout, source_layout)
         x = self.decoder(x, self_layout, cross_layout, source=encoded, is_token=layout.is_token)
         return layout.zero_padding(x)
 

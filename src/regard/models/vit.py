@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from regard import taps
-from regard.attention import pack
+from regard.attention import attention_layout
 from regard.models.base import SequenceModel
 from regard.nn import flops, losses
 from regard.nn.augment import Augmentation
@@ -126,7 +126,7 @@ class ViT(SequenceModel):
     def encode(self, images: Tensor) -> Tensor:
         """images [N, side, side, channels] -> [N P, D]."""
         x, layout = self.tokens(images)
-        return self.encoder(x, pack(layout, layout), is_token=layout.is_token)
+        return self.encoder(x, attention_layout(layout, layout), is_token=layout.is_token)
 
     def logits(self, batch: ImageBatch) -> Tensor:
         """[N, C]."""
@@ -143,6 +143,6 @@ class ViT(SequenceModel):
         if not batch.augmentation.mixes:
             return super().forward(augmented, smoothing, r_drop)
         logits = self.logits(augmented)
-        own = (batch.labels[:, None] == torch.arange(logits.shape[-1], device=logits.device)).float()
-        mixed = own.roll(1, 0).lerp(own, share[:, None])
+        one_hot = (batch.labels[:, None] == torch.arange(logits.shape[-1], device=logits.device)).float()
+        mixed = one_hot.roll(1, 0).lerp(one_hot, share[:, None])
         return losses.cross_entropy(logits, mixed, batch.target_mask, smoothing)

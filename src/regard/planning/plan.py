@@ -17,17 +17,17 @@ from regard.planning.speed import Cluster, Compute, StepTime
 from regard.planning.trace import BLOCK, StepTrace, trace
 from regard.recipes.schema import Recipe
 
-MOST_RANKS = 1024
-PAYING = 0.8  # of the throughput per GPU of one GPU: below, more GPUs do not pay
-SMALLEST_SHARE = 256  # tokens of a rank below which a step is not divided further
-MOST_TOKENS = 2**20  # of a batch that is looked for
-MOST_TRACED = 2**16
+MAX_RANKS = 1024
+MIN_EFFICIENCY = 0.8  # throughput per GPU, relative to one GPU, from which more GPUs are worth their cost
+MIN_RANK_TOKENS = 256  # a step is not divided into smaller shares
+MAX_TOKENS = 2**20  # of the largest batch that is considered
+MAX_TRACED_TOKENS = 2**16  # of a batch that is traced
 SCHEMES = ("plain", "ddp", "fsdp")
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of one rank. Gradients come when activations go, so that the peak is less than the sum."""
+    """Bytes of one rank. The peak is less than the sum: activations are freed while gradients are allocated."""
 
     scheme: str
     weights: int
@@ -71,10 +71,10 @@ class Plan:
     flops: float  # of a step on one device, by formula
     targets: float  # tokens of a step on one device, on average
     memory: list[RankMemory]
-    larger: list[ScalingPoint]  # every GPU has a batch of the recipe's size: the step grows
-    divided: list[ScalingPoint]  # the recipe's step, divided among the GPUs
-    pays_up_to: int  # GPUs, with a growing step
-    divided_pays_up_to: int
+    weak_scaling: list[ScalingPoint]  # every GPU has a batch of the recipe's size: the step grows
+    strong_scaling: list[ScalingPoint]  # the recipe's step, divided among the GPUs
+    weak_scaling_limit: int  # the largest number of GPUs that is efficient
+    strong_scaling_limit: int
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -82,7 +82,7 @@ class Plan:
     @property
     def chosen(self) -> ScalingPoint:
         """The number of GPUs that was asked for."""
-        return next(point for point in self.larger if point.gpus == self.gpus)
+        return next(point for point in self.weak_scaling if point.gpus == self.gpus)
 
 
 def make_plan(
@@ -103,11 +103,11 @@ def make_plan(
     traced = planner.trace(recipe.training.batch_tokens)
     memory = [planner.memory(scheme, gpus) for scheme in SCHEMES if scheme == "plain" or gpus > 1]
     if not any(each.largest_batch for each in memory):
-        raise UserError(_nowhere(recipe, hardware, gpus, memory))
-    counts = sorted({2**i for i in range(MOST_RANKS.bit_length())} | {gpus})
-    larger = [planner.larger(count) for count in counts]
-    divided = [planner.divided(count) for count in counts if planner.divides(count) and count <= max(gpus, 8)]
-    shown = [point for point in larger if point.gpus <= max(gpus, 8)]
+        raise UserError(_does_not_fit(recipe, hardware, gpus, memory))
+    counts = sorted({2**i for i in range(MAX_RANKS.bit_length())} | {gpus})
+    weak = [planner.weak_scaling(count) for count in counts]
+    strong = [planner.strong_scaling(count) for count in counts if planner.can_divide(count) and count <= max(gpus, 8)]
+    shown = [point for point in weak if point.gpus <= max(gpus, 8)]
     return Plan(
         hardware,
         gpus,
@@ -117,24 +117,24 @@ def make_plan(
         traced.model_flops,
         traced.targets,
         memory,
-        larger if gpus > 8 else shown,
-        divided if gpus > 8 else [point for point in divided if point.gpus <= 8],
-        _paying(larger),
-        _paying(divided),
+        weak if gpus > 8 else shown,
+        strong if gpus > 8 else [point for point in strong if point.gpus <= 8],
+        _efficient_up_to(weak),
+        _efficient_up_to(strong),
     )
 
 
-def _paying(points: list[ScalingPoint]) -> int:
+def _efficient_up_to(points: list[ScalingPoint]) -> int:
     """The largest number of GPUs up to which all are efficient."""
     last = 1
     for point in points:
-        if point.efficiency < PAYING:
+        if point.efficiency < MIN_EFFICIENCY:
             break
         last = point.gpus
     return last
 
 
-def _nowhere(recipe: Recipe, hardware: Hardware, gpus: int, memory: list[RankMemory]) -> str:
+def _does_not_fit(recipe: Recipe, hardware: Hardware, gpus: int, memory: list[RankMemory]) -> str:
     least = min(memory, key=lambda each: each.peak)
     state = least.weights + least.optimizer + least.gradients
     advice = ["more GPUs (--gpus, --nodes)", "a smaller model.size"]
@@ -149,7 +149,7 @@ def _nowhere(recipe: Recipe, hardware: Hardware, gpus: int, memory: list[RankMem
 
 @dataclass
 class _Planner:
-    """Traces a recipe's step at several batch sizes, once each."""
+    """Memory and speed of a recipe's step, from traces at several batch sizes, one for each size."""
 
     recipe: Recipe
     hardware: Hardware
@@ -162,7 +162,7 @@ class _Planner:
         self._traces: dict[tuple[int, bool], StepTrace] = {}
         settings = self.recipe.training
         self.step_tokens = settings.batch_tokens * settings.accumulate
-        self._alone = 0.0  # tokens per second of one GPU
+        self._one_gpu_rate = 0.0  # tokens per second of one GPU
 
     def trace(self, batch_tokens: int, scheme: str = "plain") -> StepTrace:
         sharded = scheme == "fsdp"
@@ -183,24 +183,25 @@ class _Planner:
         return replace(planned, fits=planned.peak <= usable, largest_batch=largest)
 
     def _largest(self, scheme: str, ranks: int, usable: float) -> int:
-        """The largest batch that fits, at most `MOST_TOKENS`: memory grows linearly with the tokens.
+        """The largest batch that fits, at most `MAX_TOKENS`. Memory grows linearly with the tokens.
 
         The line goes through the recipe's batch and a batch near the result, so that two traces serve all schemes.
         """
         tokens = self.recipe.training.batch_tokens
         base = self.trace(tokens, scheme)
         held = rank_memory(base, scheme, ranks, self.hardware)
-        room = usable - held.peak + base.activations + base.logits  # for activations
-        first = min(int(tokens * room / (base.activations + base.logits)), MOST_TOKENS)
-        if first < SMALLEST_SHARE:
+        available = usable - held.peak + base.activations + base.logits  # for activations
+        first = min(int(tokens * available / (base.activations + base.logits)), MAX_TOKENS)
+        if first < MIN_RANK_TOKENS:
             return 0
-        other = min(max(2 ** (first.bit_length() - 1), SMALLEST_SHARE), MOST_TRACED)  # which other schemes may share
+        # A power of two, so that schemes share traces
+        other = min(max(2 ** (first.bit_length() - 1), MIN_RANK_TOKENS), MAX_TRACED_TOKENS)
         far = self.trace(other, scheme)
         if other == tokens:
             return first
-        slope = (far.activations + far.logits - base.activations - base.logits) / (other - tokens)
-        fitting = min(int(tokens + (room - base.activations - base.logits) / slope), MOST_TOKENS)
-        return fitting // SMALLEST_SHARE * SMALLEST_SHARE
+        bytes_per_token = (far.activations + far.logits - base.activations - base.logits) / (other - tokens)
+        fitting = min(int(tokens + (available - base.activations - base.logits) / bytes_per_token), MAX_TOKENS)
+        return fitting // MIN_RANK_TOKENS * MIN_RANK_TOKENS
 
     # -- speed --------------------------------------------------------------------------------------------------------
 
@@ -211,15 +212,15 @@ class _Planner:
         fits = rank_memory(self.trace(batch_tokens), first, ranks, self.hardware).peak <= usable
         return first if fits or ranks == 1 else "fsdp"
 
-    def larger(self, ranks: int) -> ScalingPoint:
+    def weak_scaling(self, ranks: int) -> ScalingPoint:
         """Every rank computes at least one batch of the recipe's size."""
         settings = self.recipe.training
         return self._point(ranks, settings.batch_tokens, -(-settings.accumulate // ranks))
 
-    def divides(self, ranks: int) -> bool:
-        return self.step_tokens // ranks >= SMALLEST_SHARE
+    def can_divide(self, ranks: int) -> bool:
+        return self.step_tokens // ranks >= MIN_RANK_TOKENS
 
-    def divided(self, ranks: int) -> ScalingPoint:
+    def strong_scaling(self, ranks: int) -> ScalingPoint:
         """The recipe's step in equal shares; one batch each, if that is no larger than the recipe's."""
         settings = self.recipe.training
         each = -(-settings.accumulate // ranks)
@@ -231,7 +232,7 @@ class _Planner:
         traced = self.trace(batch_tokens, scheme)
         time = self.time(traced, scheme, ranks, micro_batches)
         rate = ranks * micro_batches * traced.targets / time.total
-        self._alone = rate if ranks == 1 else self._alone
+        self._one_gpu_rate = rate if ranks == 1 else self._one_gpu_rate
         settings = self.recipe.training
         hours = self._trained_tokens() / rate / 3600
         return ScalingPoint(
@@ -243,7 +244,7 @@ class _Planner:
             time.waiting / time.total,
             time.sent,
             rate,
-            rate / ranks / self._alone,
+            rate / ranks / self._one_gpu_rate,
             hours,
             None if self.price is None else self.price * ranks * hours,
         )
@@ -260,7 +261,7 @@ class _Planner:
 
 
 def rank_memory(traced: StepTrace, scheme: str, ranks: int, hardware: Hardware) -> RankMemory:
-    """What one of `ranks` ranks holds; whether it fits is not decided here."""
+    """The memory of one of `ranks` ranks, without the decision whether it fits."""
     weights, optimizer, copies = traced.weights, traced.optimizer, traced.copies
     gradients, buffers = traced.gradients, int(hardware.workspace)
     during = traced.activations + traced.logits

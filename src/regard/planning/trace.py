@@ -41,9 +41,9 @@ from regard.training.step import TrainingStep
 
 BLOCK = 512  # bytes: the allocator rounds up to multiples of this
 PAIR_TOKENS = 27  # mean tokens of a sentence, if not given: those of WMT'14 English-German in subwords
-TOKEN = 5  # of synthetic sentences: any ordinary one
+SYNTHETIC_TOKEN = 5  # of synthetic sentences: any ordinary one
 BATCHES = 5  # that synthetic sentences fill
-SPREAD = 0.55  # standard deviation of the logarithm of a length
+LENGTH_SPREAD = 0.55  # standard deviation of the logarithm of a length
 GATHERS = ("embedding", "index_select", "gather", "index")  # read as many bytes of their first input as they write
 
 
@@ -349,7 +349,7 @@ def synthetic(recipe: Recipe, length: int | None) -> TokenStore:
     elif plain and middle == longest:
         targets = np.full(count, middle)
     else:
-        targets = random.lognormal(np.log(middle) - SPREAD**2 / 2, SPREAD, count).round().clip(2, longest)
+        targets = random.lognormal(np.log(middle) - LENGTH_SPREAD**2 / 2, LENGTH_SPREAD, count).round().clip(2, longest)
     sources = np.zeros_like(targets) if plain else (targets * random.lognormal(0, 0.15, count)).round().clip(2, longest)
     source, target = (_ragged(lengths.astype(np.int64)) for lengths in (sources, targets))
     return TokenStore(source, target, CorpusReport(len(targets), 0, 0, len(source.ids), len(target.ids)))
@@ -358,4 +358,4 @@ def synthetic(recipe: Recipe, length: int | None) -> TokenStore:
 def _ragged(lengths: Array) -> Ragged:
     """Sequences of these lengths, all of one token."""
     offsets = np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])
-    return Ragged(np.full(offsets[-1], TOKEN, np.uint16), offsets)
+    return Ragged(np.full(offsets[-1], SYNTHETIC_TOKEN, np.uint16), offsets)

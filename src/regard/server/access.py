@@ -16,15 +16,15 @@ from regard.errors import UserError
 from regard.files import errno_text
 
 SCHEMES = ("bearer", "deepl-auth-key")  # of the Authorization header
-VARIABLE = "REGARD_API_KEY"
-MIN_KEY = 16  # characters; shorter ones can be guessed
+KEY_VARIABLE = "REGARD_API_KEY"
+MIN_KEY_CHARACTERS = 16  # characters; shorter ones can be guessed
 
 
 class Unauthorized(Exception):
     """A request without a valid key."""
 
 
-class TooOften(Exception):
+class RateLimitExceeded(Exception):
     """A key above its rate limit; `retry` is the number of seconds until the next request is allowed."""
 
     def __init__(self, message: str, retry: float) -> None:
@@ -43,8 +43,8 @@ class ApiKey:
     updated: float = 0.0
     characters: int = 0  # that were translated with it
 
-    def take(self, now: float) -> None:
-        """Count a request; raise `TooOften` above the limit. A key may use the requests of up to a minute at once."""
+    def count_request(self, now: float) -> None:
+        """Count a request, or raise `RateLimitExceeded`. The requests of up to a minute may come at once."""
         if not self.rate:
             return
         burst = max(1.0, self.rate)
@@ -52,7 +52,7 @@ class ApiKey:
         self.tokens = min(burst, before + (now - self.updated) * self.rate / 60 if self.updated else burst)
         self.updated = now
         if self.tokens < 1:
-            raise TooOften(f"more than {self.rate:g} requests a minute", (1 - self.tokens) * 60 / self.rate)
+            raise RateLimitExceeded(f"more than {self.rate:g} requests a minute", (1 - self.tokens) * 60 / self.rate)
         self.tokens -= 1
 
 
@@ -77,7 +77,7 @@ class Access:
         """Return the key with this secret, and count a request of it."""
         key = self.anyone if self.is_open else self._find(secret)
         with self._lock:
-            key.take(time.monotonic())
+            key.count_request(time.monotonic())
         return key
 
     def _find(self, secret: str | None) -> ApiKey:
@@ -100,8 +100,8 @@ def secret_of(headers: Mapping[str, str], body: Mapping[str, object]) -> str | N
 def read_keys(file: Path | None, rate: float = 0.0) -> dict[str, tuple[str, float]]:
     """Read keys: lines of NAME SECRET [REQUESTS-A-MINUTE]; and that of the environment variable REGARD_API_KEY."""
     keys: dict[str, tuple[str, float]] = {}
-    if secret := os.environ.get(VARIABLE):
-        keys[_checked(secret, VARIABLE)] = ("environment", rate)
+    if secret := os.environ.get(KEY_VARIABLE):
+        keys[_checked(secret, KEY_VARIABLE)] = ("environment", rate)
     if file is None:
         return keys
     try:
@@ -129,6 +129,6 @@ def read_keys(file: Path | None, rate: float = 0.0) -> dict[str, tuple[str, floa
 
 
 def _checked(secret: str, where: str) -> str:
-    if len(secret) < MIN_KEY:
-        raise UserError(f"{where}: a key needs at least {MIN_KEY} characters")
+    if len(secret) < MIN_KEY_CHARACTERS:
+        raise UserError(f"{where}: a key needs at least {MIN_KEY_CHARACTERS} characters")
     return secret

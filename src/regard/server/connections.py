@@ -13,9 +13,9 @@ READ_SECONDS = 60.0  # that a client may leave an answer unread, once buffers ar
 BACKLOG = 32  # connections that asyncio accepts at once, before any of them can be closed
 
 
-def max_connections(most: int = MAX_CONNECTIONS) -> int:
+def max_connections(limit: int = MAX_CONNECTIONS) -> int:
     """At most half of the file descriptors that this process may open: asyncio cannot accept without one."""
-    return min(most, max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
+    return min(limit, max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
 
 
 class LimitedProtocol(H11Protocol):
@@ -25,7 +25,7 @@ class LimitedProtocol(H11Protocol):
     do not lock out others. uvicorn itself limits only the time between two requests of a connection.
     """
 
-    most = MAX_CONNECTIONS
+    limit = MAX_CONNECTIONS
     _deadline: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
     _idle_since = 0.0
@@ -39,7 +39,7 @@ class LimitedProtocol(H11Protocol):
         super().connection_made(transport)
         self._idle_since = self.loop.time()
         self._set_deadline()
-        if len(self.connections) > max_connections(self.most):
+        if len(self.connections) > max_connections(self.limit):
             idle = [one for one in self.connections if isinstance(one, LimitedProtocol) and not one.is_busy]
             oldest = min(idle, key=lambda one: one._idle_since)  # this connection, if all others are busy
             oldest.connections.discard(oldest)

@@ -19,7 +19,7 @@ from regard.server.gateway import Gateway, Payload
 from regard.server.languages import detect, name_of
 from regard.server.pool import Pair
 from regard.server.registry import NotFound
-from regard.server.translate_api import Translated, Wishes, body_schema, glossary_of, translations
+from regard.server.translate_api import TranslatedText, TranslateOptions, body_schema, glossary_of, translations
 from regard.tasks.glossary import Glossary
 
 MAX_GLOSSARIES, MAX_CHARACTERS = 100, 5_000_000  # of all glossaries of a key
@@ -52,8 +52,8 @@ class GlossaryBody(Payload):
 
 
 @dataclass(frozen=True)
-class TermList:
-    """A glossary that a client has made."""
+class StoredGlossary:
+    """A glossary that a client has created."""
 
     id: str
     name: str
@@ -100,20 +100,22 @@ def parse_entries(text: str, format: str) -> dict[str, str]:
     return entries
 
 
-class TermLists:
-    """The glossaries of all keys; a key sees its own."""
+class GlossaryStore:
+    """The glossaries of all keys. A client sees those of its own key."""
 
     def __init__(self) -> None:
-        self._lists: dict[str, TermList] = {}
+        self._glossaries: dict[str, StoredGlossary] = {}
         self._lock = Lock()
 
-    def add(self, body: GlossaryBody, key: ApiKey) -> TermList:
+    def add(self, body: GlossaryBody, key: ApiKey) -> StoredGlossary:
         entries = parse_entries(body.entries, body.entries_format)
         glossary = glossary_of(entries)
         assert glossary is not None
         pair = body.source_lang.lower(), body.target_lang.lower()
         created = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        made = TermList(secrets.token_hex(16), body.name, pair, entries, glossary, key.name, created, len(body.entries))
+        stored = StoredGlossary(
+            secrets.token_hex(16), body.name, pair, entries, glossary, key.name, created, len(body.entries)
+        )
         with self._lock:
             others = self.of(key)
             if len(others) >= MAX_GLOSSARIES or len(body.entries) + sum(one.size for one in others) > MAX_CHARACTERS:
@@ -121,44 +123,46 @@ class TermLists:
                     f"at most {MAX_GLOSSARIES} glossaries of together {MAX_CHARACTERS:,} characters are allowed: "
                     "delete one"
                 )
-            self._lists[made.id] = made
-        return made
+            self._glossaries[stored.id] = stored
+        return stored
 
-    def of(self, key: ApiKey) -> list[TermList]:
-        return [terms for terms in list(self._lists.values()) if terms.owner == key.name]
+    def of(self, key: ApiKey) -> list[StoredGlossary]:
+        return [terms for terms in list(self._glossaries.values()) if terms.owner == key.name]
 
-    def find(self, number: str, key: ApiKey) -> TermList:
-        found = self._lists.get(number)
+    def find(self, id: str, key: ApiKey) -> StoredGlossary:
+        found = self._glossaries.get(id)
         if found is None or found.owner != key.name:
-            raise NotFound(f"there is no glossary {number[:64]!r}")
+            raise NotFound(f"there is no glossary {id[:64]!r}")
         return found
 
-    def delete(self, number: str, key: ApiKey) -> None:
+    def delete(self, id: str, key: ApiKey) -> None:
         with self._lock:
-            del self._lists[self.find(number, key).id]
+            del self._glossaries[self.find(id, key).id]
 
 
 def routes(gateway: Gateway) -> APIRouter:
-    router, pool, lists = APIRouter(tags=["DeepL"]), gateway.pool, TermLists()
+    router, pool, store = APIRouter(tags=["DeepL"]), gateway.pool, GlossaryStore()
 
     @router.post("/v2/translate", openapi_extra=body_schema(DeepLBody))
     async def translate(request: Request) -> dict[str, Any]:
         body = await gateway.read(request, DeepLBody)
         texts = [body.text] if isinstance(body.text, str) else body.text
         gateway.check_texts(request, texts)
-        terms = None if body.glossary_id is None else lists.find(body.glossary_id, request.state.key)
+        terms = None if body.glossary_id is None else store.find(body.glossary_id, request.state.key)
         if terms is not None and terms.pair != (body.source_lang, body.target_lang):
             raise UserError(f"the glossary is for {terms.pair[0]} to {terms.pair[1]}: set source_lang and target_lang")
-        wishes = Wishes(html=body.tag_handling is not None, glossary=None if terms is None else terms.glossary)
+        options = TranslateOptions(
+            html=body.tag_handling is not None, glossary=None if terms is None else terms.glossary
+        )
 
-        def work() -> tuple[list[Translated], str]:
+        def work() -> tuple[list[TranslatedText], str]:
             source = body.source_lang
             if source is None:
                 source, _ = detect(" ".join(texts), [s for s, t in pool.pairs if t == body.target_lang])
-            served = pool.translating(source, body.target_lang)
+            served = pool.find_translator(source, body.target_lang)
             request.state.model = served.name
-            with pool.using(served) as engaged:
-                return translations(engaged, texts, wishes, source), source
+            with pool.using(served) as active:
+                return translations(active, texts, options, source), source
 
         found, source = await gateway.run(request, work)
         pairs = zip(texts, found, strict=True)
@@ -185,28 +189,28 @@ def routes(gateway: Gateway) -> APIRouter:
     @router.post("/v2/glossaries", status_code=201, openapi_extra=body_schema(GlossaryBody))
     async def make_glossary(request: Request) -> dict[str, Any]:
         body = await gateway.read(request, GlossaryBody)
-        return lists.add(body, request.state.key).describe()
+        return store.add(body, request.state.key).describe()
 
     @router.get("/v2/glossaries")
     async def glossaries(request: Request) -> dict[str, Any]:
         await gateway.read(request, Payload)
-        return {"glossaries": [terms.describe() for terms in lists.of(request.state.key)]}
+        return {"glossaries": [terms.describe() for terms in store.of(request.state.key)]}
 
-    @router.get("/v2/glossaries/{number}")
-    async def glossary(number: str, request: Request) -> dict[str, Any]:
+    @router.get("/v2/glossaries/{id}")
+    async def glossary(id: str, request: Request) -> dict[str, Any]:
         await gateway.read(request, Payload)
-        return lists.find(number, request.state.key).describe()
+        return store.find(id, request.state.key).describe()
 
-    @router.get("/v2/glossaries/{number}/entries")
-    async def entries(number: str, request: Request) -> Response:
+    @router.get("/v2/glossaries/{id}/entries")
+    async def entries(id: str, request: Request) -> Response:
         await gateway.read(request, Payload)
-        pairs = lists.find(number, request.state.key).entries.items()
+        pairs = store.find(id, request.state.key).entries.items()
         return Response("\n".join(f"{a}\t{b}" for a, b in pairs), media_type="text/tab-separated-values")
 
-    @router.delete("/v2/glossaries/{number}", status_code=204)
-    async def delete_glossary(number: str, request: Request) -> Response:
+    @router.delete("/v2/glossaries/{id}", status_code=204)
+    async def delete_glossary(id: str, request: Request) -> Response:
         await gateway.read(request, Payload)
-        lists.delete(number, request.state.key)
+        store.delete(id, request.state.key)
         return Response(status_code=204)
 
     return router

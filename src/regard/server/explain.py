@@ -27,7 +27,7 @@ EXPLANATION, SHUFFLED = "explanation", "random"
 Send = Callable[[dict[str, Any]], None]
 
 
-class TooMany(Exception):
+class TooManyMasks(Exception):
     """More masks than this server allows."""
 
 
@@ -78,7 +78,7 @@ class Explainer:
     def start(self, model: LoadedRun, body: ExplainBody, loop: asyncio.AbstractEventLoop) -> EventLines:
         """Validate the request and start an explanation; `loop` reads the lines."""
         if body.masks > MAX_MASKS:
-            raise TooMany(f"{body.masks} masks are too many: at most {MAX_MASKS} are allowed")
+            raise TooManyMasks(f"{body.masks} masks are too many: at most {MAX_MASKS} are allowed")
         sampling = Sampling(body.masks, body.keep, body.exact, seed=body.seed)
         request = explain_request(
             model, body.text, target=body.target, masking=MaskingMode(body.how, body.unit, body.span)

@@ -1,4 +1,4 @@
-"""What the interfaces of `regard serve` share: reading requests, limits, running them in the engines, errors."""
+"""What the interfaces of `regard serve` have in common: reading requests, limits, threads and time limits, errors."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from regard.cancel import Cancellation, Cancelled, cancellable
 from regard.decoding.continuous import QueueFull
 from regard.errors import UserError, is_out_of_memory
-from regard.server.access import Access, ApiKey, TooOften, Unauthorized, secret_of
+from regard.server.access import Access, ApiKey, RateLimitExceeded, Unauthorized, secret_of
 from regard.server.metrics import Metrics
 from regard.server.pool import ModelPool, Unavailable
 from regard.server.registry import NotFound
 
-LATE = "time is up"  # the reason of a cancellation
+TIMED_OUT = "time is up"  # the reason of a cancellation
 
 Result = TypeVar("Result")
 Body = TypeVar("Body", bound=BaseModel)
 
 
 class Overloaded(Exception):
-    """The server has as many requests as it may have."""
+    """The maximum number of requests is being answered."""
 
 
-class TooBig(Exception):
+class RequestTooLarge(Exception):
     """A request above the limits of this server."""
 
 
-class TookTooLong(Exception):
+class RequestTimeout(Exception):
     """A request above the time limit."""
 
 
@@ -46,18 +46,18 @@ STATUSES: dict[type[Exception], int] = {
     ValidationError: 400,
     Unauthorized: 403,
     NotFound: 404,
-    TooBig: 413,
-    TooOften: 429,
+    RequestTooLarge: 413,
+    RateLimitExceeded: 429,
     Cancelled: 499,  # nginx's status for a client that disconnected
     Overloaded: 503,
     QueueFull: 503,
     Unavailable: 503,
-    TookTooLong: 504,
+    RequestTimeout: 504,
 }
 
 
-def explained(error: Exception) -> tuple[int, str]:
-    """The status that answers an error, and one line about it."""
+def error_answer(error: Exception) -> tuple[int, str]:
+    """The HTTP status for an error, and one line about it."""
     status = next((code for kind, code in STATUSES.items() if isinstance(error, kind)), 500)
     if status == 500 and is_out_of_memory(error):
         return 503, "there is not enough memory for this request"
@@ -92,7 +92,7 @@ class Limits:
 
 
 class Gateway:
-    """What the interfaces of a server share."""
+    """Reads requests, checks keys and limits, and runs work in threads, for all interfaces of a server."""
 
     def __init__(self, pool: ModelPool, access: Access, limits: Limits, metrics: Metrics) -> None:
         self.pool, self.access, self.limits, self.metrics = pool, access, limits, metrics
@@ -110,9 +110,9 @@ class Gateway:
         """Refuse texts above the limits, and count the others."""
         size = sum(map(len, texts))
         if len(texts) > self.limits.texts:
-            raise TooBig(f"{len(texts)} texts: at most {self.limits.texts} are allowed in a request")
+            raise RequestTooLarge(f"{len(texts)} texts: at most {self.limits.texts} are allowed in a request")
         if size > self.limits.characters:
-            raise TooBig(f"{size:,} characters: at most {self.limits.characters:,} are allowed in a request")
+            raise RequestTooLarge(f"{size:,} characters: at most {self.limits.characters:,} are allowed in a request")
         if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
             raise UserError("the text is not valid Unicode")
         request.state.characters = size
@@ -123,36 +123,35 @@ class Gateway:
     async def run(self, request: Request, work: Callable[[], Result]) -> Result:
         """Run `work` in a thread; cancel it when the client disconnects or time is up."""
         cancellation = Cancellation()
-        with self.watched(request, cancellation, self.end):
+        with self.cancelling(request, cancellation, self.new_deadline()):
             return await asyncio.wrap_future(self.submit(work, cancellation))
 
     @contextmanager
-    def watched(self, request: Request, cancellation: Cancellation, end: float) -> Iterator[None]:
-        """Cancel work when its client disconnects or time is up, while the context lasts."""
+    def cancelling(self, request: Request, cancellation: Cancellation, deadline: float) -> Iterator[None]:
+        """Cancel work when its client disconnects or at the deadline, while the context lasts."""
         listener = asyncio.create_task(_cancel_on_disconnect(request, cancellation))
         try:
-            with self.deadline(cancellation, end):
+            with self.cancel_at(deadline, cancellation):
                 yield
         except Cancelled:
-            if cancellation.reason == LATE:
-                raise self.too_late() from None
+            if cancellation.reason == TIMED_OUT:
+                raise self.timeout_error() from None
             self.metrics.cancelled.inc()
             raise
         finally:
             listener.cancel()
 
-    def too_late(self) -> TookTooLong:
-        return TookTooLong(f"the request took longer than {self.limits.seconds:g} seconds")
+    def timeout_error(self) -> RequestTimeout:
+        return RequestTimeout(f"the request took longer than {self.limits.seconds:g} seconds")
 
-    @property
-    def end(self) -> float:
+    def new_deadline(self) -> float:
         """When a request that begins now must be answered, in the event loop's time."""
         return asyncio.get_running_loop().time() + self.limits.seconds
 
     @contextmanager
-    def deadline(self, cancellation: Cancellation, end: float) -> Iterator[None]:
-        """Cancel work when time is up, while the context lasts."""
-        timer = asyncio.get_running_loop().call_at(end, cancellation.cancel, LATE)
+    def cancel_at(self, deadline: float, cancellation: Cancellation) -> Iterator[None]:
+        """Cancel work at the deadline, unless the context has ended."""
+        timer = asyncio.get_running_loop().call_at(deadline, cancellation.cancel, TIMED_OUT)
         try:
             yield
         finally:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from regard.server.gateway import Gateway, Payload
 from regard.server.languages import detect, name_of
-from regard.server.translate_api import MAX_NBEST, Translated, Wishes, body_schema, translations
+from regard.server.translate_api import MAX_NBEST, TranslatedText, TranslateOptions, body_schema, translations
 
 
 class LibreBody(Payload):
@@ -35,17 +35,17 @@ def routes(gateway: Gateway) -> APIRouter:
         body = await gateway.read(request, LibreBody)
         texts = [body.q] if isinstance(body.q, str) else body.q
         gateway.check_texts(request, texts)
-        wishes = Wishes(body.alternatives + 1, body.format == "html")
+        options = TranslateOptions(body.alternatives + 1, body.format == "html")
 
-        def work() -> tuple[list[Translated], str, float]:
+        def work() -> tuple[list[TranslatedText], str, float]:
             source, confidence = body.source, 1.0
             if source == "auto":
-                able = [s for s, t in pool.pairs if t == body.target] or sources()
-                source, confidence = detect(" ".join(texts), able)
-            served = pool.translating(source, body.target)
+                candidates = [s for s, t in pool.pairs if t == body.target] or sources()
+                source, confidence = detect(" ".join(texts), candidates)
+            served = pool.find_translator(source, body.target)
             request.state.model = served.name
-            with pool.using(served) as engaged:
-                return translations(engaged, texts, wishes, source), source, confidence
+            with pool.using(served) as active:
+                return translations(active, texts, options, source), source, confidence
 
         found, source, confidence = await gateway.run(request, work)
         answer: dict[str, Any] = {"translatedText": [one.text for one in found]}

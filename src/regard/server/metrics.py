@@ -38,7 +38,7 @@ class Metrics:
         for name, text, value in (
             ("regard_queue_sentences", "Sentences that wait to join a batch", lambda: pool.waiting),
             ("regard_running_sentences", "Sentences in the batches", lambda: pool.running),
-            ("regard_loaded_models", "Models in memory", lambda: sum(bool(r.engaged) for r in pool.served.values())),
+            ("regard_loaded_models", "Models in memory", lambda: sum(bool(r.active) for r in pool.runs.values())),
             ("regard_failed_models", "Models that could not be loaded", lambda: len(pool.failures)),
         ):
             Gauge(name, text, registry=self.registry).set_function(value)

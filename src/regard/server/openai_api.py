@@ -18,9 +18,9 @@ from pydantic import Field
 
 from regard.cancel import Cancellation, Cancelled
 from regard.errors import UserError
-from regard.server.gateway import LATE, Gateway, Payload, TooBig, explained
-from regard.server.pool import Engaged, Served
-from regard.server.translate_api import Wishes, body_schema, translations
+from regard.server.gateway import TIMED_OUT, Gateway, Payload, RequestTooLarge, error_answer
+from regard.server.pool import ActiveModel, ServedRun
+from regard.server.translate_api import TranslateOptions, body_schema, translations
 from regard.tasks.generator import Generation, Generator, until_stop
 
 MAX_SAMPLES = 16
@@ -76,44 +76,44 @@ class ChatBody(SamplingBody):
 class Continuation:
     """One continuation of one prompt."""
 
-    number: int  # of the choice: those of the first prompt first
+    index: int  # of the choice: those of the first prompt first
     text: str
-    reason: str  # stop or length
+    finish_reason: str  # stop or length
     tokens: int
-    pieces: Sequence[str] = ()  # text of each token
+    token_texts: Sequence[str] = ()
     logprobs: Sequence[float] = ()
 
 
-def _generator(engaged: Engaged, body: SamplingBody) -> Generator:
+def _generator(active: ActiveModel, body: SamplingBody) -> Generator:
     changes: dict[str, Any] = {"method": "sample", "temperature": 1.0 if body.temperature is None else body.temperature}
     changes["top_p"] = 1.0 if body.top_p is None else body.top_p
     if changes["temperature"] < MIN_TEMPERATURE:
         changes = {"method": "beam", "beam": 1}
     seed = secrets.randbits(32) if body.seed is None else body.seed & 0x7FFFFFFF
-    return engaged.generator(seed=seed, **changes)
+    return active.generator(seed=seed, **changes)
 
 
 Watcher = Callable[[int, int, str], None]  # called with the numbers of a prompt and of a sample, and its text so far
 
 
 def complete(
-    engaged: Engaged, prompts: list[str], body: SamplingBody, tokens: int, watch: Watcher | None
+    active: ActiveModel, prompts: list[str], body: SamplingBody, tokens: int, watch: Watcher | None
 ) -> tuple[list[Continuation], int]:
     """Continue prompts; return the choices of all of them, and how many prompt tokens there were."""
-    if engaged.model.task.verb == "translate":
-        return _translate(engaged, prompts, body.samples)
-    generator = _generator(engaged, body)
+    if active.model.task.verb == "translate":
+        return _translate(active, prompts, body.samples)
+    generator = _generator(active, body)
     made = generator(prompts, samples=body.samples, tokens=tokens, stop=body.stops, watch=watch)
     read = sum(len(generator.read(prompt)[0]) for prompt in prompts)
     numbered = zip(count(0, body.samples), made, strict=False)
     return [choice for first, one in numbered for choice in _choices(generator, one, body.stops, first)], read
 
 
-def _translate(engaged: Engaged, prompts: list[str], nbest: int) -> tuple[list[Continuation], int]:
+def _translate(active: ActiveModel, prompts: list[str], nbest: int) -> tuple[list[Continuation], int]:
     """The best translations of each prompt, which may be fewer than wanted."""
-    source, target = engaged.model.tokenizers
+    source, target = active.model.tokenizers
     choices = []
-    for line, one in enumerate(translations(engaged, prompts, Wishes(nbest))):
+    for line, one in enumerate(translations(active, prompts, TranslateOptions(nbest))):
         texts = [one.text, *(other["text"] for other in one.alternatives)]
         for rank, (text, ids) in enumerate(zip(texts, target.encode_batch(texts), strict=True)):
             choices.append(Continuation(line * nbest + rank, text, "stop", len(ids)))
@@ -124,77 +124,77 @@ def _choices(generator: Generator, generation: Generation, stop: list[str], firs
     choices = []
     for number, (text, hypothesis) in enumerate(zip(generation.texts, generation.hypotheses, strict=True), first):
         spelled = [generator.spell(hypothesis.tokens[:n]) for n in range(len(hypothesis.tokens) + 1)]
-        pieces = [after[len(before) :] for before, after in pairwise(spelled)]
+        token_texts = [after[len(before) :] for before, after in pairwise(spelled)]
         stopped = hypothesis.finished or until_stop(spelled[-1], stop)[1]
-        reason, logprobs = "stop" if stopped else "length", hypothesis.logprobs[: len(pieces)]
-        choices.append(Continuation(number, text, reason, len(hypothesis.tokens), pieces, logprobs))
+        reason, logprobs = "stop" if stopped else "length", hypothesis.logprobs[: len(token_texts)]
+        choices.append(Continuation(number, text, reason, len(hypothesis.tokens), token_texts, logprobs))
     return choices
 
 
-class Shape:
-    """The answers of completions; `ChatShape` has those of chat completions."""
+class CompletionFormat:
+    """The format of answers to `/v1/completions`; `ChatFormat` is that of chat completions."""
 
-    name, object, piece = "cmpl", "text_completion", "text_completion"
+    id_prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
 
     def choice(self, choice: Continuation, wants_logprobs: bool, prefix: str = "") -> dict[str, Any]:
         logprobs = None
-        if wants_logprobs and choice.pieces:
-            offsets = [len("".join(choice.pieces[:n])) + len(prefix) for n in range(len(choice.pieces))]
+        if wants_logprobs and choice.token_texts:
+            offsets = [len("".join(choice.token_texts[:n])) + len(prefix) for n in range(len(choice.token_texts))]
             logprobs = {
-                "tokens": list(choice.pieces),
+                "tokens": list(choice.token_texts),
                 "token_logprobs": list(choice.logprobs),
                 "top_logprobs": None,
                 "text_offset": offsets,
             }
         text = prefix + choice.text
-        return {"index": choice.number, "text": text, "finish_reason": choice.reason, "logprobs": logprobs}
+        return {"index": choice.index, "text": text, "finish_reason": choice.finish_reason, "logprobs": logprobs}
 
-    def delta(self, number: int, text: str | None, reason: str | None, first: bool) -> dict[str, Any]:
-        return {"index": number, "text": text or "", "finish_reason": reason, "logprobs": None}
+    def delta(self, index: int, text: str | None, reason: str | None, first: bool) -> dict[str, Any]:
+        return {"index": index, "text": text or "", "finish_reason": reason, "logprobs": None}
 
 
-class ChatShape(Shape):
-    name, object, piece = "chatcmpl", "chat.completion", "chat.completion.chunk"
+class ChatFormat(CompletionFormat):
+    id_prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def choice(self, choice: Continuation, wants_logprobs: bool, prefix: str = "") -> dict[str, Any]:
         logprobs = None
         if wants_logprobs:
-            pairs = zip(choice.pieces, choice.logprobs, strict=True)
+            pairs = zip(choice.token_texts, choice.logprobs, strict=True)
             content = [
-                {"token": piece, "logprob": value, "bytes": list(piece.encode()), "top_logprobs": []}
-                for piece, value in pairs
+                {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
+                for text, value in pairs
             ]
             logprobs = {"content": content, "refusal": None}
         message = {"role": "assistant", "content": choice.text, "refusal": None}
-        return {"index": choice.number, "message": message, "finish_reason": choice.reason, "logprobs": logprobs}
+        return {"index": choice.index, "message": message, "finish_reason": choice.finish_reason, "logprobs": logprobs}
 
-    def delta(self, number: int, text: str | None, reason: str | None, first: bool) -> dict[str, Any]:
+    def delta(self, index: int, text: str | None, reason: str | None, first: bool) -> dict[str, Any]:
         content = {} if text is None else {"content": text}
         delta = {"role": "assistant", **content} if first else content
-        return {"index": number, "delta": delta, "finish_reason": reason, "logprobs": None}
+        return {"index": index, "delta": delta, "finish_reason": reason, "logprobs": None}
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A request of either kind."""
+    """A request for completions or chat completions."""
 
     gateway: Gateway
-    served: Served
+    served: ServedRun
     body: SamplingBody
-    shape: Shape
+    format: CompletionFormat
     prompts: list[str]
     tokens: int
     wants_logprobs: bool = False
     echo: bool = False
 
     @property
-    def _head(self) -> dict[str, Any]:
-        number = f"{self.shape.name}-{secrets.token_hex(12)}"
-        return {"id": number, "created": int(time.time()), "model": self.served.name}
+    def _envelope(self) -> dict[str, Any]:
+        id = f"{self.format.id_prefix}-{secrets.token_hex(12)}"
+        return {"id": id, "created": int(time.time()), "model": self.served.name}
 
     def _work(self, watch: Watcher | None = None) -> tuple[list[Continuation], dict[str, int]]:
-        with self.gateway.pool.using(self.served) as engaged:
-            choices, read = complete(engaged, self.prompts, self.body, self.tokens, watch)
+        with self.gateway.pool.using(self.served) as active:
+            choices, read = complete(active, self.prompts, self.body, self.tokens, watch)
         written = sum(choice.tokens for choice in choices)
         usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
         return choices, usage
@@ -204,72 +204,74 @@ class Completion:
             return await self._streamed(request)
         choices, usage = await self.gateway.run(request, self._work)
         shown = [
-            self.shape.choice(
-                choice, self.wants_logprobs, self.prompts[choice.number // self.body.samples] if self.echo else ""
+            self.format.choice(
+                choice, self.wants_logprobs, self.prompts[choice.index // self.body.samples] if self.echo else ""
             )
             for choice in choices
         ]
-        return JSONResponse({**self._head, "object": self.shape.object, "choices": shown, "usage": usage})
+        return JSONResponse({**self._envelope, "object": self.format.object, "choices": shown, "usage": usage})
 
     async def _streamed(self, request: Request) -> Response:
-        """Send what is generated as server-sent events, while it is generated. An error before that is an answer."""
-        loop, events, gone = asyncio.get_running_loop(), asyncio.Queue[Any](), Cancellation()
+        """Send new text as server-sent events. An error before the first event is answered with its status."""
+        loop, events, cancellation = asyncio.get_running_loop(), asyncio.Queue[Any](), Cancellation()
         sent: dict[int, int] = {}
 
-        def tell(event: Any) -> None:
+        def emit(event: Any) -> None:
             with suppress(RuntimeError):  # the server has ended
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
         def watch(line: int, sample: int, text: str) -> None:
             number = line * self.body.samples + sample
             if len(text) > sent.get(number, 0):
-                tell((number, text[sent.get(number, 0) :], None))
+                emit((number, text[sent.get(number, 0) :], None))
                 sent[number] = len(text)
 
         def work() -> None:
             try:
                 choices, usage = self._work(watch)
                 for choice in choices:
-                    tell((choice.number, choice.text[sent.get(choice.number, 0) :], choice.reason))
-                tell(usage)
+                    emit((choice.index, choice.text[sent.get(choice.index, 0) :], choice.finish_reason))
+                emit(usage)
             except Exception as error:
-                tell(error)
+                emit(error)
 
-        end = self.gateway.end
-        with self.gateway.watched(request, gone, end):
-            self.gateway.submit(work, gone)
+        deadline = self.gateway.new_deadline()
+        with self.gateway.cancelling(request, cancellation, deadline):
+            self.gateway.submit(work, cancellation)
             first = await events.get()
             if isinstance(first, Exception):
                 raise first
-        return StreamingResponse(self._events(first, events, gone, end), media_type="text/event-stream")
+        return StreamingResponse(self._events(first, events, cancellation, deadline), media_type="text/event-stream")
 
     async def _events(
-        self, event: Any, events: asyncio.Queue[Any], gone: Cancellation, end: float
+        self, event: Any, events: asyncio.Queue[Any], cancellation: Cancellation, deadline: float
     ) -> AsyncIterator[str]:
-        head = {**self._head, "object": self.shape.piece}
+        envelope = {**self._envelope, "object": self.format.chunk_object}
         begun: set[int] = set()
         try:
-            with self.gateway.deadline(gone, end):
+            with self.gateway.cancel_at(deadline, cancellation):
                 while not isinstance(event, dict | Exception):
                     number, text, reason = event
                     if text or number not in begun:
-                        yield _event({**head, "choices": [self.shape.delta(number, text, None, number not in begun)]})
+                        yield _event(
+                            {**envelope, "choices": [self.format.delta(number, text, None, number not in begun)]}
+                        )
                         begun.add(number)
                     if reason is not None:
-                        yield _event({**head, "choices": [self.shape.delta(number, None, reason, False)]})
+                        yield _event({**envelope, "choices": [self.format.delta(number, None, reason, False)]})
                     event = await events.get()
             if isinstance(event, Exception):
-                yield _event({"error": self._error(event, gone)})
+                yield _event({"error": self._error(event, cancellation)})
             elif (self.body.stream_options or {}).get("include_usage"):
-                yield _event({**head, "choices": [], "usage": event})
+                yield _event({**envelope, "choices": [], "usage": event})
             yield "data: [DONE]\n\n"
         finally:
-            gone.cancel()  # the client disconnected, or the end was reached
+            cancellation.cancel()  # the client disconnected, or the end was reached
 
-    def _error(self, error: Exception, gone: Cancellation) -> dict[str, Any]:
+    def _error(self, error: Exception, cancellation: Cancellation) -> dict[str, Any]:
         """An error after the beginning of a stream, as OpenAI describes it."""
-        late = isinstance(error, Cancelled) and gone.reason == LATE
-        status, why = explained(self.gateway.too_late() if late else error)
+        late = isinstance(error, Cancelled) and cancellation.reason == TIMED_OUT
+        status, why = error_answer(self.gateway.timeout_error() if late else error)
         kind = "invalid_request_error" if status < 500 else "server_error"
         return {"message": why, "type": kind, "param": None, "code": None}
 
@@ -281,44 +283,44 @@ def _event(content: dict[str, Any]) -> str:
 def routes(gateway: Gateway) -> APIRouter:
     router, pool = APIRouter(tags=["OpenAI"]), gateway.pool
 
-    def describe(served: Served) -> dict[str, Any]:
+    def describe(served: ServedRun) -> dict[str, Any]:
         about = {"id": served.name, "object": "model", "created": served.created, "owned_by": "regard"}
         source, target = served.pair or (None, None)
-        return {**about, "task": served.verb, "source": source, "target": target, "loaded": bool(served.engaged)}
+        return {**about, "task": served.verb, "source": source, "target": target, "loaded": bool(served.active)}
 
     @router.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
         await gateway.read(request, Payload)
-        return {"object": "list", "data": [describe(served) for served in pool.served.values()]}
+        return {"object": "list", "data": [describe(served) for served in pool.runs.values()]}
 
     @router.get("/v1/models/{name}")
     async def model(name: str, request: Request) -> dict[str, Any]:
         await gateway.read(request, Payload)
-        return describe(pool.named(name))
+        return describe(pool.find(name))
 
     @router.post("/v1/completions", openapi_extra=body_schema(CompletionBody))
     async def completions(request: Request) -> Response:
         body = await gateway.read(request, CompletionBody)
         prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         tokens = _tokens(gateway, request, prompts, body, body.max_tokens or 16)
-        served = pool.named(body.model)
+        served = pool.find(body.model)
         request.state.model = served.name
         wanted = body.logprobs is not None
-        made = Completion(gateway, served, body, Shape(), prompts, tokens, wanted, bool(body.echo))
-        return await made.answer(request)
+        completion = Completion(gateway, served, body, CompletionFormat(), prompts, tokens, wanted, bool(body.echo))
+        return await completion.answer(request)
 
     @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody))
     async def chat(request: Request) -> Response:
         body = await gateway.read(request, ChatBody)
-        served = pool.named(body.model)
+        served = pool.find(body.model)
         request.state.model = served.name
         if served.verb == "translate":
             prompt = next((message.text for message in reversed(body.messages) if message.role == "user"), "")
         else:  # a language model without roles: the messages are one text
             prompt = "\n".join(message.text for message in body.messages)
         tokens = _tokens(gateway, request, [prompt], body, body.max_completion_tokens or body.max_tokens or 256)
-        made = Completion(gateway, served, body, ChatShape(), [prompt], tokens, bool(body.logprobs))
-        return await made.answer(request)
+        completion = Completion(gateway, served, body, ChatFormat(), [prompt], tokens, bool(body.logprobs))
+        return await completion.answer(request)
 
     return router
 
@@ -330,7 +332,7 @@ def _tokens(gateway: Gateway, request: Request, prompts: list[str], body: Sampli
     gateway.check_texts(request, prompts)
     samples, limit = len(prompts) * body.samples, gateway.limits.tokens
     if samples > gateway.limits.texts:
-        raise TooBig(f"{samples} samples: at most {gateway.limits.texts} are allowed in a request")
+        raise RequestTooLarge(f"{samples} samples: at most {gateway.limits.texts} are allowed in a request")
     if tokens * samples > limit:
         raise UserError(f"max_tokens: {samples} samples of {tokens} tokens are above the {limit} of a request")
     return tokens

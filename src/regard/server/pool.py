@@ -24,7 +24,7 @@ from regard.tasks.glossary import Glossary
 from regard.tasks.translator import Translator
 
 MAX_BATCH_TOKENS = 1_000_000
-CHECK_SECONDS = 1.0  # between two looks at whether a run directory has changed
+CHECK_SECONDS = 1.0  # between two checks whether a run directory has changed
 RETRY_SECONDS = 30.0  # between two attempts to load the same files
 PAIR = re.compile(r"([a-z]{2,3})[-_]([a-z]{2,3})")
 SUFFIX = re.compile(r"\.([a-z]{2,3})(?:\.gz|\.zst|\.xz)?")
@@ -37,7 +37,7 @@ class Unavailable(Exception):
 
 
 @dataclass(eq=False)
-class Engaged:
+class ActiveModel:
     """A loaded model with its engine, and the number of requests that use it."""
 
     model: LoadedRun
@@ -46,10 +46,10 @@ class Engaged:
     bytes: int
     glossary: Glossary | None = None  # of the run, for all requests
     users: int = 0
-    retired: bool = False  # no new requests; closed when the last one ends
+    retired: bool = False  # accepts no new requests; its engine is closed when the last one ends
 
     def translator(self, **settings: Any) -> Translator:
-        """A translator that shares the batches of the engine; all its sentences may join at once."""
+        """A translator that shares the batches of the engine. It submits all its sentences at once."""
         settings = {"batch_tokens": MAX_BATCH_TOKENS, **settings}
         return replace(self.model.translator(**settings), runner=EngineRunner(self.engine))
 
@@ -59,8 +59,8 @@ class Engaged:
 
 
 @dataclass(eq=False)
-class Served:
-    """A run of the server; its model is there when it is in use."""
+class ServedRun:
+    """A run of the server. Its model is loaded when it is first used."""
 
     name: str
     path: Path
@@ -68,12 +68,12 @@ class Served:
     pair: Pair | None
     created: int
     glossary: Glossary | None = None
-    engaged: Engaged | None = None
-    error: str | None = None  # why it was not loaded when last tried
-    failed: str | None = None  # the stamp of the files that were not loaded
+    active: ActiveModel | None = None
+    error: str | None = None  # why the last attempt to load it failed
+    failed: str | None = None  # the stamp of the files of that attempt
     failed_at: float = 0.0
-    used: float = 0.0
-    checked: float = -math.inf
+    used: float = 0.0  # when a request last used it
+    checked: float = -math.inf  # when its files were last checked
     loading: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -130,46 +130,46 @@ class ModelPool:
         """
         devices.pick(device)
         self.device, self.memory, self.rows, self.queue, self.observe = device, memory, rows, queue, observe
-        self.served: dict[str, Served] = {}
+        self.runs: dict[str, ServedRun] = {}
         self._lock = threading.Lock()
         for argument in runs:
             given, path = split_name(argument)
             run = RunDir(path)
             name = given or path.resolve().name
-            if name in self.served:
+            if name in self.runs:
                 raise UserError(f"two runs are called {name!r}: name one of them, as in other={path}")
             task = tasks.of(run.recipe)
             if task.verb not in ("translate", "generate"):
                 raise UserError(f"{path} was trained on {task.trained_on}: it neither translates nor generates")
             pair = language_pair(name, run) if task.verb == "translate" else None
-            self.served[name] = Served(name, path, task.verb, pair, int(run.path.stat().st_mtime))
+            self.runs[name] = ServedRun(name, path, task.verb, pair, int(run.path.stat().st_mtime))
         for argument in glossaries:
             self._add_glossary(*split_name(argument))
 
     def _add_glossary(self, name: str | None, file: Path) -> None:
         """Read the glossary of a run, or of all translation runs; the entries of a later one count."""
         glossary = Glossary.read(file)
-        if name is not None and (name not in self.served or self.served[name].verb != "translate"):
+        if name is not None and (name not in self.runs or self.runs[name].verb != "translate"):
             raise UserError(f"--glossary {name}={file}: no translation model is called {name!r}")
-        for run in self.served.values():
+        for run in self.runs.values():
             if run.verb == "translate" and name in (None, run.name):
-                run.glossary = glossary.over(run.glossary)
+                run.glossary = glossary.with_defaults(run.glossary)
 
     # -- finding -------------------------------------------------------------------------------------------------------
 
-    def named(self, name: str) -> Served:
-        if name not in self.served:
-            raise NotFound(f"there is no model {name!r}; there are {', '.join(self.served)}")
-        return self.served[name]
+    def find(self, name: str) -> ServedRun:
+        if name not in self.runs:
+            raise NotFound(f"there is no model {name!r}; there are {', '.join(self.runs)}")
+        return self.runs[name]
 
-    def translating(self, source: str | None, target: str | None, model: str | None = None) -> Served:
+    def find_translator(self, source: str | None, target: str | None, model: str | None = None) -> ServedRun:
         """The run that translates between these languages (None: any), or the one with this name."""
         if model is not None:
-            served = self.named(model)
+            served = self.find(model)
             if served.verb != "translate":
                 raise UserError(f"the model {model!r} does not translate")
             return served
-        runs = [run for run in self.served.values() if run.verb == "translate"]
+        runs = [run for run in self.runs.values() if run.verb == "translate"]
         if not runs:
             raise NotFound("this server has no translation model")
         for run in runs:
@@ -179,118 +179,115 @@ class ModelPool:
         pairs = ", ".join(sorted({"-".join(run.pair) for run in runs if run.pair}))
         raise NotFound(f"no model translates from {source or 'any language'} to {target or 'any language'}: {pairs}")
 
-    def generating(self, model: str) -> Served:
-        return self.named(model)
-
     @property
     def pairs(self) -> list[Pair]:
-        return sorted({run.pair for run in self.served.values() if run.pair})
+        return sorted({run.pair for run in self.runs.values() if run.pair})
 
     # -- using ---------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def using(self, served: Served) -> Iterator[Engaged]:
+    def using(self, served: ServedRun) -> Iterator[ActiveModel]:
         """The loaded model of a run, which stays loaded until the context ends."""
-        engaged = self._acquire(served)
+        active = self._acquire(served)
         try:
-            yield engaged
+            yield active
         finally:
             with self._lock:
-                engaged.users -= 1
-                ends = engaged.retired and not engaged.users
+                active.users -= 1
+                ends = active.retired and not active.users
             if ends:
-                engaged.engine.close()
+                active.engine.close()
 
-    def _acquire(self, served: Served) -> Engaged:
-        engaged = self._current(served)
-        while not self._enter(engaged):  # it was unloaded since
-            engaged = self._current(served)
+    def _acquire(self, served: ServedRun) -> ActiveModel:
+        active = self._current(served)
+        while not self._add_user(active):  # it was unloaded since
+            active = self._current(served)
         served.used = time.monotonic()
         self._unload_others(served)
-        return engaged
+        return active
 
-    def _enter(self, engaged: Engaged) -> bool:
+    def _add_user(self, active: ActiveModel) -> bool:
         """Count a user of a model, unless it is retired."""
         with self._lock:
-            engaged.users += not engaged.retired
-            return not engaged.retired
+            active.users += not active.retired
+            return not active.retired
 
-    def _current(self, served: Served) -> Engaged:
-        """The model of a run; while another thread loads its new files, the one that was loaded before."""
-        before = served.engaged
+    def _current(self, served: ServedRun) -> ActiveModel:
+        """The model of a run; while another thread loads new files of it, the previous model."""
+        before = served.active
         if not served.loading.acquire(blocking=before is None):
             assert before is not None
             return before
         try:
-            return self._checked(served)
+            return self._up_to_date(served)
         finally:
             served.loading.release()
 
-    def _checked(self, served: Served) -> Engaged:
-        """The model of the files that are there now; if these cannot be loaded, the one that was loaded before.
+    def _up_to_date(self, served: ServedRun) -> ActiveModel:
+        """The model of the present files; if these cannot be loaded, the previous model.
 
         Files that could not be loaded are tried again when they change, or after a while.
         """
-        now, engaged = time.monotonic(), served.engaged
-        if engaged is not None and now - served.checked <= CHECK_SECONDS:
-            return engaged
+        now, active = time.monotonic(), served.active
+        if active is not None and now - served.checked <= CHECK_SECONDS:
+            return active
         served.checked, stamp = now, _stamp(served.path)
-        if engaged is not None and engaged.stamp == stamp:
+        if active is not None and active.stamp == stamp:
             served.error = None
-            return engaged
+            return active
         if served.failed != stamp or now - served.failed_at > RETRY_SECONDS:
             try:
                 return self._load(served, stamp)
             except Exception as error:
                 served.error, served.failed, served.failed_at = first_line(error), stamp, now
-        if engaged is None:
+        if active is None:
             raise Unavailable(f"the model {served.name!r} could not be loaded: {served.error}")
-        return engaged
+        return active
 
-    def _load(self, served: Served, stamp: str) -> Engaged:
-        """Load a run, whose files have this stamp, and retire the model that was loaded before."""
+    def _load(self, served: ServedRun, stamp: str) -> ActiveModel:
+        """Load a run, whose files have this stamp, and retire the previous model."""
         model = LoadedRun.load(served.path, device=self.device)
         if _stamp(served.path) != stamp:
             raise Unavailable("its files are being replaced")
         observe = None if self.observe is None else self._observer(served.name)
         engine = Engine(model.module, precision=model.precision, rows=self.rows, queue=self.queue, observe=observe)
         size = sum(parameter.numel() * parameter.element_size() for parameter in model.module.parameters())
-        engaged = Engaged(model, engine.start(), stamp, size, served.glossary)
+        active = ActiveModel(model, engine.start(), stamp, size, served.glossary)
         with self._lock:
-            before, served.engaged = served.engaged, engaged
+            before, served.active = served.active, active
         served.error, served.failed = None, None
         if before is not None:
             self._retire(before)
-        return engaged
+        return active
 
     def _observer(self, name: str) -> Callable[[Turn], None]:
         return lambda turn: self.observe(name, turn) if self.observe is not None else None
 
-    def _retire(self, engaged: Engaged) -> None:
+    def _retire(self, active: ActiveModel) -> None:
         with self._lock:
-            engaged.retired = True
-            ends = not engaged.users
+            active.retired = True
+            ends = not active.users
         if ends:
-            engaged.engine.close()
+            active.engine.close()
 
-    def _unload_others(self, kept: Served) -> None:
-        """Unload the models that have been unused for longest, if all together exceed the budget."""
+    def _unload_others(self, kept: ServedRun) -> None:
+        """Unload the least recently used models if all together exceed the memory budget."""
         if not self.memory:
             return
-        unloaded: list[Engaged] = []
+        unloaded: list[ActiveModel] = []
         with self._lock:
-            loaded = [(run, engaged) for run in self.served.values() if (engaged := run.engaged) is not None]
-            size = sum(engaged.bytes for _, engaged in loaded)
-            for run, engaged in sorted(loaded, key=lambda one: one[0].used):
-                if size > self.memory and run is not kept and not engaged.users:
-                    size, run.engaged, engaged.retired = size - engaged.bytes, None, True
-                    unloaded.append(engaged)
-        for engaged in unloaded:
-            engaged.engine.close()
+            loaded = [(run, active) for run in self.runs.values() if (active := run.active) is not None]
+            size = sum(active.bytes for _, active in loaded)
+            for run, active in sorted(loaded, key=lambda one: one[0].used):
+                if size > self.memory and run is not kept and not active.users:
+                    size, run.active, active.retired = size - active.bytes, None, True
+                    unloaded.append(active)
+        for active in unloaded:
+            active.engine.close()
 
     def load_all(self) -> None:
-        """Load every run that the memory budget allows, so that no request waits for it; failures are noted."""
-        for run in self.served.values():
+        """Load every run that the memory budget allows, so that no request waits for it; failures are recorded."""
+        for run in self.runs.values():
             try:
                 with self.using(run):
                     pass
@@ -298,23 +295,23 @@ class ModelPool:
                 continue
 
     def close(self) -> None:
-        for engaged in self._engaged():
-            engaged.engine.close()
+        for active in self._active_models():
+            active.engine.close()
 
-    def _engaged(self) -> list[Engaged]:
+    def _active_models(self) -> list[ActiveModel]:
         """The loaded models; each is read once, because another thread may unload it."""
-        return [engaged for run in self.served.values() if (engaged := run.engaged) is not None]
+        return [active for run in self.runs.values() if (active := run.active) is not None]
 
     @property
     def waiting(self) -> int:
         """Sentences that wait in all engines."""
-        return sum(engaged.engine.waiting for engaged in self._engaged())
+        return sum(active.engine.waiting for active in self._active_models())
 
     @property
     def running(self) -> int:
-        return sum(engaged.engine.running for engaged in self._engaged())
+        return sum(active.engine.running for active in self._active_models())
 
     @property
     def failures(self) -> dict[str, str]:
         """The runs that could not be loaded when last tried, and why."""
-        return {name: run.error for name, run in self.served.items() if run.error is not None}
+        return {name: run.error for name, run in self.runs.items() if run.error is not None}

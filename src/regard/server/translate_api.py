@@ -11,8 +11,8 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
 from regard.runs import LoadedRun
-from regard.server.gateway import Gateway, Payload, TooBig
-from regard.server.pool import Engaged
+from regard.server.gateway import Gateway, Payload, RequestTooLarge
+from regard.server.pool import ActiveModel
 from regard.tasks.documents import TranslatedDocument, translate_documents
 from regard.tasks.glossary import Glossary
 from regard.tasks.translator import Translator
@@ -39,7 +39,7 @@ class TranslateBody(Payload):
     prefix: str | None = Field(None, description="what the translation must begin with")
 
 
-class Translated(BaseModel):
+class TranslatedText(BaseModel):
     """The translation of a text."""
 
     text: str
@@ -56,12 +56,12 @@ class TranslateAnswer(BaseModel):
     """The answer of `/v1/translate`."""
 
     model: str
-    translations: list[Translated]
+    translations: list[TranslatedText]
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What a translation should be like."""
+class TranslateOptions:
+    """What is asked of each translation."""
 
     nbest: int = 1
     html: bool = False
@@ -72,58 +72,63 @@ class Wishes:
 
 
 def glossary_of(terms: Mapping[str, str | list[str]]) -> Glossary | None:
-    """The glossary of a request, if it has terms; one that would take long to prepare is refused."""
+    """The glossary of a request; None without terms. One that would take long to prepare is refused."""
     check_glossary(terms)
     return Glossary.of(terms) if terms else None
 
 
 def check_glossary(glossary: Mapping[str, str | list[str]]) -> None:
     """Refuse a glossary that would take long to prepare."""
-    forms = {term: [own] if isinstance(own, str) else own for term, own in glossary.items()}
-    size = sum(len(term) + sum(map(len, own)) for term, own in forms.items())
+    forms = {term: [given] if isinstance(given, str) else given for term, given in glossary.items()}
+    size = sum(len(term) + sum(map(len, each)) for term, each in forms.items())
     if len(forms) > MAX_TERMS:
-        raise TooBig(f"a glossary of {len(forms):,} terms: at most {MAX_TERMS:,} are allowed")
-    if any(len(own) > MAX_FORMS for own in forms.values()):
-        raise TooBig(f"a term of the glossary has more than {MAX_FORMS} translations")
+        raise RequestTooLarge(f"a glossary of {len(forms):,} terms: at most {MAX_TERMS:,} are allowed")
+    if any(len(each) > MAX_FORMS for each in forms.values()):
+        raise RequestTooLarge(f"a term of the glossary has more than {MAX_FORMS} translations")
     if size > MAX_TERM_CHARACTERS:
-        raise TooBig(f"a glossary of {size:,} characters: at most {MAX_TERM_CHARACTERS:,} are allowed")
+        raise RequestTooLarge(f"a glossary of {size:,} characters: at most {MAX_TERM_CHARACTERS:,} are allowed")
 
 
-def translations(engaged: Engaged, texts: list[str], wishes: Wishes, language: str | None = None) -> list[Translated]:
+def translations(
+    active: ActiveModel, texts: list[str], options: TranslateOptions, language: str | None = None
+) -> list[TranslatedText]:
     """Translate texts in the batches of the engine; `language`, that of the texts, selects the sentence splitter.
 
     White space between sentences, and in HTML the tags, stay as they are.
     """
-    model = engaged.model
-    glossary = engaged.glossary if wishes.glossary is None else wishes.glossary.over(engaged.glossary)
-    translator = engaged.translator(beam=max(model.recipe.decoding.beam, wishes.nbest), glossary=glossary)
+    model = active.model
+    glossary = active.glossary if options.glossary is None else options.glossary.with_defaults(active.glossary)
+    translator = active.translator(beam=max(model.recipe.decoding.beam, options.nbest), glossary=glossary)
     documents = translate_documents(
         translator,
         model.word_links,
         texts,
-        format="html" if wishes.html else "text",
+        format="html" if options.html else "text",
         language=language,
-        nbest=wishes.nbest,
-        prefix=wishes.prefix,
-        aligned=wishes.alignment,
+        nbest=options.nbest,
+        prefix=options.prefix,
+        aligned=options.alignment,
     )
-    return [_translated(document, translator, model, wishes) for document in documents]
+    return [_translated(document, translator, model, options) for document in documents]
 
 
-def _translated(document: TranslatedDocument, translator: Translator, model: LoadedRun, wishes: Wishes) -> Translated:
+def _translated(
+    document: TranslatedDocument, translator: Translator, model: LoadedRun, options: TranslateOptions
+) -> TranslatedText:
     ranked: list[dict[str, Any]] = [
         {"text": text, "score": score} for text, score in zip(document.texts, document.scores, strict=True)
     ]
-    answer = Translated(**ranked[0], alternatives=ranked[1:], truncated=document.truncated)
+    answer = TranslatedText(**ranked[0], alternatives=ranked[1:], truncated=document.truncated)
     if translator.glossary is not None:
-        answer.unmet = [str(requirement) for own in document.answers for requirement in own.unmet]
-    if wishes.alignment:
+        answer.unmet = [str(requirement) for sentence in document.answers for requirement in sentence.unmet]
+    if options.alignment:
         answer.alignment = [list(link) for link in document.alignment()]
         answer.source_words = document.source_words
-    if wishes.alignment or wishes.confidence:
+    if options.alignment or options.confidence:
         words = document.words(translator, model.calibration)
-        kept = [{"text": text} | ({"confidence": round(c, 4)} if wishes.confidence else {}) for text, c in words]
-        answer.words = kept
+        answer.words = [
+            {"text": text} | ({"confidence": round(c, 4)} if options.confidence else {}) for text, c in words
+        ]
     return answer
 
 
@@ -137,9 +142,9 @@ def routes(gateway: Gateway) -> APIRouter:
         texts = [body.q] if isinstance(body.q, str) else body.q
         glossary = glossary_of(body.glossary)
         gateway.check_texts(request, texts)
-        served = gateway.pool.translating(body.source, body.target, body.model)
+        served = gateway.pool.find_translator(body.source, body.target, body.model)
         request.state.model = served.name
-        wishes = Wishes(
+        options = TranslateOptions(
             max(body.nbest, body.alternatives + 1),
             body.format == "html",
             glossary,
@@ -148,9 +153,9 @@ def routes(gateway: Gateway) -> APIRouter:
             body.prefix,
         )
 
-        def work() -> list[Translated]:
-            with gateway.pool.using(served) as engaged:
-                return translations(engaged, texts, wishes, served.pair[0] if served.pair else body.source)
+        def work() -> list[TranslatedText]:
+            with gateway.pool.using(served) as active:
+                return translations(active, texts, options, served.pair[0] if served.pair else body.source)
 
         found = await gateway.run(request, work)
         answer = TranslateAnswer(model=served.name, translations=found)

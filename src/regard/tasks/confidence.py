@@ -78,8 +78,8 @@ class Calibration:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: not a calibration that this version reads ({error}): calibrate again") from error
 
-    def content(self) -> dict[str, Any]:
-        """What the file of a calibration holds."""
+    def to_json(self) -> dict[str, Any]:
+        """The content of the calibration file."""
         return {"version": VERSION, **asdict(self)}
 
 

@@ -16,7 +16,7 @@ from regard.errors import UserError
 from regard.tasks.actor import Actor
 from regard.tasks.axes import Axis, Element, Inspection, element
 
-PLAYED = re.compile(r"(?P<env>\S+)((?: +return (?P<requested>-?[0-9.]+))|(?: +seed (?P<seed>\d{1,9})))*")
+EPISODE_PATTERN = re.compile(r"(?P<env>\S+)((?: +return (?P<requested>-?[0-9.]+))|(?: +seed (?P<seed>\d{1,9})))*")
 MAX_FRAME_SIDE = 96  # pixels of a stored frame
 
 
@@ -34,7 +34,7 @@ def play_episode(actor: Actor, text: str) -> PlayedEpisode:
 
     Without a return the highest of the training data is requested.
     """
-    named = PLAYED.fullmatch(text.strip())
+    named = EPISODE_PATTERN.fullmatch(text.strip())
     if named is None:
         raise UserError(f"{text[:60]!r} is no episode: write `ENV return R seed N`, as in `key-door return 1 seed 3`")
     name, seed = named["env"], int(named["seed"] or 0)
@@ -45,8 +45,8 @@ def play_episode(actor: Actor, text: str) -> PlayedEpisode:
     env = make_environment(name)
     actor.check(env, name)
     (episode,) = actor.play([env], requested, [seed])
-    spent = np.concatenate([[0.0], np.cumsum(episode.rewards)[:-1]])
-    return PlayedEpisode(episode, (requested - spent).astype(np.float32), _frames(name, episode, seed))
+    received = np.concatenate([[0.0], np.cumsum(episode.rewards)[:-1]])
+    return PlayedEpisode(episode, (requested - received).astype(np.float32), _frames(name, episode, seed))
 
 
 def _frames(name: str, episode: Episode, seed: int) -> npt.NDArray[np.uint8] | None:

@@ -13,7 +13,7 @@ import torch
 from regard.data.corpora import locate
 from regard.data.stream import BatchStream
 from regard.data.trajectories import (
-    HELD_OUT,
+    HELD_OUT_EVERY,
     Episode,
     Scaling,
     Trajectories,
@@ -79,8 +79,8 @@ class DecisionTask(Task):
         if found.is_discrete != (self.settings.actions == "discrete"):
             kind = "discrete" if found.is_discrete else "continuous"
             raise UserError(f"{where}: its actions are {kind}: set model.actions = {kind}")
-        if len(found.episodes) < HELD_OUT:
-            raise UserError(f"{where}: {len(found.episodes)} episodes, and training needs at least {HELD_OUT}")
+        if len(found.episodes) < HELD_OUT_EVERY:
+            raise UserError(f"{where}: {len(found.episodes)} episodes, and training needs at least {HELD_OUT_EVERY}")
         return found
 
     @property
@@ -95,7 +95,7 @@ class DecisionTask(Task):
         if split not in ("train", "valid"):
             raise UserError(f"trajectories have no split {split!r}: `regard act` measures what a model achieves")
         episodes = self.trajectories.episodes
-        return [e for number, e in enumerate(episodes, 1) if (number % HELD_OUT == 0) == (split == "valid")]
+        return [e for number, e in enumerate(episodes, 1) if (number % HELD_OUT_EVERY == 0) == (split == "valid")]
 
     def digest(self, examples: Sequence[Any]) -> str:
         return self.trajectories.digest

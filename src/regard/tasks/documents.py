@@ -1,4 +1,4 @@
-"""Translation of whole texts: their sentences are translated together, and tags follow the alignment."""
+"""Translation of texts of several sentences, with or without HTML tags, which follow the word alignment."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class TranslatedDocument:
     texts: tuple[str, ...]
     document: Document
     answers: tuple[Answer, ...]
-    links: tuple[frozenset[Link], ...] = ()  # of each sentence and its best translation, if they were wanted
+    links: tuple[frozenset[Link], ...] = ()  # of each sentence and its best translation, if requested
 
     @property
     def scores(self) -> list[float | None]:
         """The sum of the scores of the sentences, for each of `texts`."""
-        found = [a.hypotheses for a in self.answers if a.hypotheses]
+        ranked = [answer.hypotheses for answer in self.answers if answer.hypotheses]
         return [
-            sum(hypotheses[min(n, len(hypotheses) - 1)].score for hypotheses in found) if found else None
+            sum(hypotheses[min(n, len(hypotheses) - 1)].score for hypotheses in ranked) if ranked else None
             for n in range(len(self.texts))
         ]
 
@@ -42,24 +42,24 @@ class TranslatedDocument:
 
     def words(self, translator: Translator, calibration: Calibration | None) -> list[tuple[str, float]]:
         """The words of the best translation, without tags, and their confidence."""
-        found: list[tuple[str, float]] = []
+        rated: list[tuple[str, float]] = []
         for answer in self.answers:
             judged = confidence(answer, translator.tokenizers[1], calibration)
             words = answer.texts[0].split()
             if [word.text for word in judged.words] == words:
-                found += [(word.text, word.confidence) for word in judged.words]
+                rated += [(word.text, word.confidence) for word in judged.words]
             else:  # a vocabulary whose tokens begin words elsewhere than at spaces
-                found += [(word, judged.sentence) for word in words]
-        return found
+                rated += [(word, judged.sentence) for word in words]
+        return rated
 
     def alignment(self) -> list[Link]:
         """The links between `source_words` and `words`."""
-        found: list[Link] = []
+        alignment: list[Link] = []
         i = j = 0
         for sentence, answer, links in zip(self.document.sentences, self.answers, self.links, strict=True):
-            found += sorted((i + a, j + b) for a, b in links)
+            alignment += sorted((i + a, j + b) for a, b in links)
             i, j = i + len(sentence.split()), j + len(answer.texts[0].split())
-        return found
+        return alignment
 
 
 def translate_documents(
@@ -79,29 +79,46 @@ def translate_documents(
     """
     documents = [prepare(text, format, language) for text in texts]
     sentences = [sentence for document in documents for sentence in document.sentences]
-    prefixes = None
-    if prefix is not None:
-        firsts = [[prefix] + [""] * (len(document.sentences) - 1) for document in documents if document.sentences]
-        prefixes = [begin for own in firsts for begin in own]
-    answers = translator(sentences, nbest=nbest, prefixes=prefixes)
-    needed = [needs for document in documents for needs in document.needs_links]
-    ranks = [[0] if aligned and not needs else range(len(a.texts)) for needs, a in zip(needed, answers, strict=True)]
-    wanted = [
-        (n, rank) for n, (needs, own) in enumerate(zip(needed, ranks, strict=True)) for rank in own if needs or aligned
-    ]
-    pairs = [(sentences[n], answers[n].texts[rank]) for n, rank in wanted]
-    links = dict(zip(wanted, align(pairs) if pairs else [], strict=True))
-    found, begin = [], 0
+    answers = translator(sentences, nbest=nbest, prefixes=_prefixes(documents, prefix))
+    has_tags = [needs for document in documents for needs in document.needs_links]
+    links = _links(sentences, answers, has_tags, align, aligned)
+    translated, begin = [], 0
     for document in documents:
-        numbers = range(begin, begin + len(document.sentences))
-        begin = numbers.stop
-        own = tuple(answers[n] for n in numbers)
-        count = max((len(answer.texts) for answer in own), default=1)
-        assembled = []
-        for rank in range(count):
-            chosen = [(n, min(rank, len(answers[n].texts) - 1)) for n in numbers]
-            parts = [answers[n].texts[k] for n, k in chosen]
-            assembled.append(document.assemble(parts, [links.get(key, set()) for key in chosen]))
-        best = tuple(frozenset(links.get((n, 0), ())) for n in numbers)
-        found.append(TranslatedDocument(tuple(assembled), document, own, best))
-    return found
+        end = begin + len(document.sentences)
+        translated.append(_assembled(document, answers[begin:end], links[begin:end]))
+        begin = end
+    return translated
+
+
+def _prefixes(documents: Sequence[Document], prefix: str | None) -> list[str] | None:
+    """The prefix of each sentence: that of its text for the first one."""
+    if prefix is None:
+        return None
+    return [prefix if n == 0 else "" for document in documents for n in range(len(document.sentences))]
+
+
+def _links(
+    sentences: Sequence[str], answers: Sequence[Answer], has_tags: Sequence[bool], align: Align, aligned: bool
+) -> list[dict[int, set[Link]]]:
+    """For each sentence the links of its translations, by rank: of all if it has tags, of the best if `aligned`."""
+    wanted: list[tuple[int, int]] = []
+    for n, (answer, needs_all) in enumerate(zip(answers, has_tags, strict=True)):
+        wanted += [(n, rank) for rank in range(len(answer.texts) if needs_all else int(aligned))]
+    pairs = [(sentences[n], answers[n].texts[rank]) for n, rank in wanted]
+    links: list[dict[int, set[Link]]] = [{} for _ in sentences]
+    for (n, rank), pair_links in zip(wanted, align(pairs) if pairs else [], strict=True):
+        links[n][rank] = pair_links
+    return links
+
+
+def _assembled(
+    document: Document, answers: Sequence[Answer], links: Sequence[dict[int, set[Link]]]
+) -> TranslatedDocument:
+    """Join the translations of sentences to those of their text; a sentence with fewer repeats its last one."""
+    texts = []
+    for rank in range(max((len(answer.texts) for answer in answers), default=1)):
+        ranks = [min(rank, len(answer.texts) - 1) for answer in answers]
+        parts = [answer.texts[k] for answer, k in zip(answers, ranks, strict=True)]
+        texts.append(document.assemble(parts, [by_rank.get(k, set()) for by_rank, k in zip(links, ranks, strict=True)]))
+    best = tuple(frozenset(by_rank.get(0, ())) for by_rank in links)
+    return TranslatedDocument(tuple(texts), document, tuple(answers), best)

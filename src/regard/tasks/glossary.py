@@ -54,7 +54,7 @@ class Requirement:
 
     def is_met(self, text: str) -> bool:
         """Whether a translation satisfies it."""
-        return any(_whole(form).search(text) is not None for form in self.forms) != self.avoid
+        return any(_whole_words(form).search(text) is not None for form in self.forms) != self.avoid
 
     def lower(self) -> Requirement:
         """The same in lower case, for models that write nothing else."""
@@ -82,7 +82,7 @@ class TermIndex:
             folded = _folded(term)
             self._terms.setdefault(folded, []).append(term)
             lengths.setdefault(folded[0], set()).add(len(folded))
-        self._lengths = {first: sorted(own, reverse=True) for first, own in lengths.items()}
+        self._lengths = {first: sorted(each, reverse=True) for first, each in lengths.items()}
 
     def find(self, sentence: str) -> Iterator[tuple[str, int, int]]:
         """Yield each term that occurs, and where: the longest at every position, from left to right."""
@@ -97,9 +97,9 @@ class TermIndex:
                 stop = start + length
                 if stop <= len(text) and not (in_word[stop - 1] and in_word[stop]):
                     written = text[start:stop]
-                    own = self._terms.get(folded[start:stop], ())
-                    if found := next((term for term in own if term in (term.lower(), written)), None):
-                        yield found, origin[start], origin[stop - 1] + 1
+                    terms = self._terms.get(folded[start:stop], ())
+                    if match := next((term for term in terms if term in (term.lower(), written)), None):
+                        yield match, origin[start], origin[stop - 1] + 1
                         free = stop
                         break
 
@@ -138,18 +138,18 @@ class Glossary:
                 entries.append(_entry(source, forms, f"{path}, line {number}"))
         return cls(tuple(entries))
 
-    def over(self, other: Glossary | None) -> Glossary:
-        """This glossary with the entries of another one for terms that it does not have."""
+    def with_defaults(self, other: Glossary | None) -> Glossary:
+        """This glossary, and the entries of another one for terms that it does not have."""
         if other is None:
             return self
-        return Glossary((*self.entries, *(entry for entry in other.entries if entry.source not in self._entries_of)))
+        return Glossary((*self.entries, *(entry for entry in other.entries if entry.source not in self._by_source)))
 
     @cached_property
     def _index(self) -> TermIndex:
-        return TermIndex(source for source in self._entries_of if source)
+        return TermIndex(source for source in self._by_source if source)
 
     @cached_property
-    def _entries_of(self) -> dict[str, list[GlossaryEntry]]:
+    def _by_source(self) -> dict[str, list[GlossaryEntry]]:
         entries: dict[str, list[GlossaryEntry]] = {}
         for entry in self.entries:
             entries.setdefault(entry.source, []).append(entry)
@@ -157,11 +157,11 @@ class Glossary:
 
     def requirements(self, sentence: str) -> list[Requirement]:
         """What the translation of a sentence must and must not contain."""
-        found = [("", False, entry) for entry in self._entries_of.get("", [])]
+        found = [("", False, entry) for entry in self._by_source.get("", [])]
         for source, start, stop in self._index.find(sentence):
             text, first = sentence[start:stop], not sentence[:start].strip()
             capital = source == source.lower() and (first or text[:1].isupper())
-            found += [(text, capital, entry) for entry in self._entries_of[source]]
+            found += [(text, capital, entry) for entry in self._by_source[source]]
         required: dict[Requirement, None] = {}
         for text, capital, entry in found:
             if entry.forms:
@@ -194,7 +194,7 @@ def _capitalized(form: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _whole(form: str) -> re.Pattern[str]:
+def _whole_words(form: str) -> re.Pattern[str]:
     """A regular expression for a form as whole words."""
     words = r"\s+".join(map(re.escape, form.split()))
     before = f"(?<!{WORD})" if re.match(WORD, form) else ""

@@ -109,9 +109,9 @@ class NodeClassificationTask(ClassTask, GraphInspectableTask):
         ]
 
     def batches(self, run: RunDir, inputs: Sequence[Any], labels: Sequence[int] | None = None) -> Iterator[InputBatch]:
-        asked = torch.tensor(list(inputs), dtype=torch.long)
-        given = torch.zeros_like(asked) if labels is None else torch.tensor(labels)
-        yield InputBatch(list(range(len(inputs))), GraphBatch(self._packed(run), given, asked))
+        nodes = torch.tensor(list(inputs), dtype=torch.long)
+        class_ids = torch.zeros_like(nodes) if labels is None else torch.tensor(labels)
+        yield InputBatch(list(range(len(inputs))), GraphBatch(self._packed(run), class_ids, nodes))
 
     def _packed(self, run: RunDir) -> Any:
         """The graph as tensors, whose features must be those of the run."""
@@ -130,18 +130,18 @@ class NodeClassificationTask(ClassTask, GraphInspectableTask):
         return self.graph.number[argument]
 
     def inspect(self, run: RunDir, given: Any) -> GraphInspection:
-        """The node in the middle, and its neighbours, with theirs as long as there is space."""
+        """The node in the middle, its neighbours, and theirs, up to `MAX_SHOWN` nodes."""
         (only,) = self.batches(run, [given])
         assert isinstance(only.batch, GraphBatch)
         neighbours: dict[int, set[int]] = {}
         for one, other in self.graph.edges.tolist():
             neighbours.setdefault(one, set()).add(other)
             neighbours.setdefault(other, set()).add(one)
-        distances, front = {given: 0}, [given]
+        distances, frontier = {given: 0}, [given]
         for distance in (1, 2):
-            found = dict.fromkeys(n for node in front for n in sorted(neighbours.get(node, ())))
-            front = [n for n in found if n not in distances]  # those of one node are next to each other
-            distances |= dict.fromkeys(front[: MAX_SHOWN - len(distances)], distance)
+            found = dict.fromkeys(n for node in frontier for n in sorted(neighbours.get(node, ())))
+            frontier = [n for n in found if n not in distances]  # those of one node are next to each other
+            distances |= dict.fromkeys(frontier[: MAX_SHOWN - len(distances)], distance)
         shown = tuple(distances)
         names = [self.graph.nodes[node] for node in shown]
         return GraphInspection(

@@ -29,7 +29,7 @@ from regard.text import BOS, Tokenizer, encode_side
 from regard.text.encode import ContextBudget, prefix_ids
 
 Tokenizers = tuple[Tokenizer, Tokenizer]
-OWN_LINKS = "links.txt"  # in a run directory
+LINKS_FILE = "links.txt"  # in a run directory
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class TextTask(Task):
         """The file of links that guided alignment learns, for a run in this folder; None: no guided alignment."""
         guided = self.recipe.training.guided_alignment
         if guided is None or guided == "own":
-            return None if guided is None else run / OWN_LINKS
+            return None if guided is None else run / LINKS_FILE
         return locate(guided, self.recipe.data.folder)
 
     def target_encoder(self, run: RunDir) -> Tokenizer | LabelEncoder:

@@ -26,6 +26,8 @@ class Transcriber(TextWriter):
     each finds candidates, and log p = w · CTC + (1 - w) · decoder ranks them all (w: `model.ctc_weight`).
     """
 
+    model: SpeechModel
+
     def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
         model = self.model
         assert isinstance(model, SpeechModel) and isinstance(request.source, PackedFeatures)

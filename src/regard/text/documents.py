@@ -126,11 +126,11 @@ def _pieces(marked: MarkedText, language: str | None, escape: Callable[[str], st
         inner = sorted(spans, key=lambda span: span.start)
         return [Piece("".join(span.opening + span.closing for span in inner) + escape(text))]
     stops = [stop for _, stop in sentences]
-    own: list[list[Span]] = [[] for _ in sentences]
+    spans_of: list[list[Span]] = [[] for _ in sentences]
     for span in spans:
-        own[_sentence_of(span, stops)].append(span)
+        spans_of[_sentence_of(span, stops)].append(span)
     pieces, end = [], 0
-    for (start, stop), inside in zip(sentences, own, strict=True):
+    for (start, stop), inside in zip(sentences, spans_of, strict=True):
         check()
         pieces.append(Piece(escape(text[end:start])))
         parents: dict[int, Span] = {}
@@ -181,8 +181,8 @@ class _Parser(HTMLParser):
                 self.pieces.append(Piece(cuts[number - 1].opening))
             first, last = positions[number], positions[number + 1]
             parents: dict[int, Span] = {}
-            own = [span.moved(start, parents) for span in self.spans[first + 1 : last]]
-            self.pieces.extend(_pieces(MarkedText(self.text[start:stop], tuple(own)), self.language, _escape))
+            inside = [span.moved(start, parents) for span in self.spans[first + 1 : last]]
+            self.pieces.extend(_pieces(MarkedText(self.text[start:stop], tuple(inside)), self.language, _escape))
         self.text, self.spans, self.open = "", [], []
 
     def verbatim(self, text: str) -> None:

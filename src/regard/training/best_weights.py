@@ -28,7 +28,7 @@ class BestWeights:
     validator: Validator
     outputs: RunOutputs
     device: torch.device
-    tick: Callable[[], None]  # adds the time since the last call to the run's
+    add_elapsed_time: Callable[[], None]  # to the time of the run
 
     def __post_init__(self) -> None:
         self.settings = self.run.recipe.training
@@ -61,7 +61,7 @@ class BestWeights:
         outputs = self.outputs
         with self._validated(weights) as model:
             validation = distributed.broadcast(self.validator.validate(model))
-            self.tick()
+            self.add_elapsed_time()
             value = {"bleu": validation.bleu, "exact": validation.exact}.get(self.settings.best)
             value = -validation.loss if value is None else value
             better = math.isfinite(value) and (progress.best is None or value > progress.best)

@@ -45,7 +45,7 @@ class Trainer:
 
     run: RunDir
     model: SequenceModel
-    packer: BatchStream
+    stream: BatchStream
     validator: Validator
     reporter: Reporter
     device: torch.device
@@ -60,9 +60,9 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, self.run)
         self.ema = checkpoint.EMA(self.model, self.settings.ema) if self.settings.ema else None
         self.progress = checkpoint.TrainingProgress()
-        behind = self.device.type == "cuda"  # a GPU need not wait until files are on disk
-        self.outputs = RunOutputs(self.run, self.reporter, behind, self.lock)
-        self.update = make_step(
+        in_background = self.device.type == "cuda"  # a GPU need not wait until files are on disk
+        self.outputs = RunOutputs(self.run, self.reporter, in_background, self.lock)
+        self.training_step = make_step(
             self.model,
             self.optimizer,
             self.ema,
@@ -72,7 +72,9 @@ class Trainer:
             self.outputs.say,
             self.parallel,
         )
-        self.best = BestWeights(self.run, self.model, self.ema, self.validator, self.outputs, self.device, self._tick)
+        self.best_weights = BestWeights(
+            self.run, self.model, self.ema, self.validator, self.outputs, self.device, self._add_elapsed_time
+        )
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -83,11 +85,11 @@ class Trainer:
         limit = progress.limit(settings)
         if progress.finished and limit:
             self.outputs.say(f"already trained to step {progress.step:,}; raise {limit} to go on")
-            self.best.ensure_saved(progress)
-            self.best.report(progress)
+            self.best_weights.ensure_saved(progress)
+            self.best_weights.report(progress)
             return
         equal = self.parallel is not None and self.parallel.equal_passes
-        shares = self.packer.shares(
+        shares = self.stream.shares(
             progress.position, settings.accumulate, distributed.rank(), distributed.world_size(), equal
         )
         batches = Prefetched(shares, max(PREFETCHED // settings.accumulate, 1))
@@ -97,35 +99,36 @@ class Trainer:
             self._clock = time.perf_counter()
             self._saved = time.monotonic()
             if self.origin is not None and progress.step == 0:
-                self.best.validate(progress)
+                self.best_weights.validate(progress)
             while not progress.limit(settings):
                 share = next(batches)
                 progress.step += 1
                 progress.position = share.after
-                self._update(share)
+                self._take_step(share)
                 self.outputs.reporter.step(progress.step, progress.tokens)
-                last = progress.step == settings.steps
-                stopping, due = distributed.any_of(bool(signals), self._save_due())
-                saving, validating = due or self._snapshot_due(), last or self._validation_due()
-                if stopping or saving or validating or progress.step % CHECK_EVERY == 0:
-                    self._stop_if_nonfinite()
-                    self.outputs.check()
-                if progress.step % LOG_EVERY == 0 or last:
-                    self._log()
-                if validating:
-                    self.best.validate(progress)
-                if self._snapshot_due():
-                    self._snapshot()
-                if saving or stopping or last:
-                    self._save()
-                if stopping and not last:
-                    self.outputs.wait()
-                    message = f"stopped after step {progress.step}; the same command continues"
-                    raise Interrupted(
-                        message if self.outputs.active else "",
-                        128 + (signals or [signal.SIGTERM])[0],
-                    )
+                self._after_step(signals)
             self._finish()
+
+    def _after_step(self, signals: list[int]) -> None:
+        """Check, log, validate and save, each if it is due; stop after a signal."""
+        step, last = self.progress.step, self.progress.step == self.settings.steps
+        stopping, save_due = distributed.any_of(bool(signals), self._save_due())
+        saving, validating = save_due or self._snapshot_due(), last or self._validation_due()
+        if stopping or saving or validating or step % CHECK_EVERY == 0:
+            self._stop_if_nonfinite()
+            self.outputs.check()
+        if step % LOG_EVERY == 0 or last:
+            self._log()
+        if validating:
+            self.best_weights.validate(self.progress)
+        if self._snapshot_due():
+            self._snapshot()
+        if saving or stopping or last:
+            self._save()
+        if stopping and not last:
+            self.outputs.wait()
+            message = f"stopped after step {step}; the same command continues" if self.outputs.active else ""
+            raise Interrupted(message, 128 + (signals or [signal.SIGTERM])[0])
 
     def _snapshot_due(self) -> bool:
         return self.progress.step % self.settings.save_every == 0
@@ -141,21 +144,21 @@ class Trainer:
     def _learning_rate(self) -> float:
         return rate(self.settings, self.run.recipe.model.width, self.progress.step)
 
-    def _update(self, share: BatchShare) -> None:
+    def _take_step(self, share: BatchShare) -> None:
         """Take one optimizer step, given this process's share of the step's batch."""
-        targets = self.update(share.batches, self.progress.step, self._learning_rate(), share.idle)
+        targets = self.training_step(share.batches, self.progress.step, self._learning_rate(), share.idle)
         self.progress.tokens += targets
         self.progress.window_tokens += targets
         self.progress.finished = False
 
     def _stop_if_nonfinite(self) -> None:
         """If a loss was not finite, save the batch and stop with advice. The last saved state is untouched."""
-        if not self.update.nonfinite.item():
+        if not self.training_step.nonfinite.item():
             return
-        step, accumulate = int(self.update.nonfinite_step.item()), self.settings.accumulate
+        step, accumulate = int(self.training_step.nonfinite_step.item()), self.settings.accumulate
         task, examples = tasks.of(self.run.recipe), []
         for number in range((step - 1) * accumulate, step * accumulate):
-            examples += task.describe_batch(self.run, self.packer.batch_at(number))
+            examples += task.describe_batch(self.run, self.stream.batch_at(number))
         file = self.run.path / f"not-finite-{step}.json"
         self.outputs.ensure_held()
         self.outputs.write_json(file, {"step": step, "examples": examples})
@@ -168,24 +171,24 @@ class Trainer:
 
     def _log(self) -> None:
         progress = self.progress
-        self._tick()
+        self._add_elapsed_time()
         self.outputs.measured(
             progress.step,
             "train",
             loss=round(self._window_loss() / max(progress.window_tokens, 1), 6),
             learning_rate=self._learning_rate(),
-            gradient=round(self.update.norm.item(), 4),
+            gradient=round(self.training_step.norm.item(), 4),
             tokens=progress.tokens,
             seconds=round(progress.seconds, 1),
         )
-        self.update.loss.zero_()
+        self.training_step.loss.zero_()
         progress.window_tokens = 0
 
     def _window_loss(self) -> float:
         """The loss of all processes, summed over the targets since the last line of metrics."""
-        return distributed.all_sum(self.update.loss.item())
+        return distributed.all_sum(self.training_step.loss.item())
 
-    def _tick(self) -> None:
+    def _add_elapsed_time(self) -> None:
         now = time.perf_counter()
         self.progress.seconds += now - self._clock
         self._clock = now
@@ -196,12 +199,12 @@ class Trainer:
         resumed = self.run.resume.exists()
         if resumed:
             self.progress = checkpoint.load(self.run.resume, self.model, self.optimizer, self.ema)
-            self.update.loss.fill_(self.progress.window_loss if self.outputs.active else 0.0)
+            self.training_step.loss.fill_(self.progress.window_loss if self.outputs.active else 0.0)
         self.progress = replace(self.progress, **self.facts)
         self.outputs.restore_logs(self.progress.logs if resumed else None)
 
     def _save(self) -> None:
-        self._tick()
+        self._add_elapsed_time()
         self.progress.window_loss = self._window_loss()
         self.progress.logs = self.outputs.log_states()
         checkpoint.save(self.outputs, self.run.resume, self.progress, self.model, self.optimizer, self.ema)
@@ -226,14 +229,14 @@ class Trainer:
         self.outputs.wait()
         if self.progress.validated != self.progress.step:  # training.steps was lowered to a step already reached
             self._log()
-            self.best.validate(self.progress)
-        average = self.best.validate_average(self.progress)
+            self.best_weights.validate(self.progress)
+        average = self.best_weights.validate_average(self.progress)
         if self.progress.limit(self.settings) == "training.patience":
             since, best = self.progress.validations_since_best, self.progress.best_step
             self.outputs.measured(self.progress.step, "stop", validations=since, best_step=best)
-        self.best.ensure_saved(self.progress)
+        self.best_weights.ensure_saved(self.progress)
         self.progress.finished = True
         self._save()
         self.outputs.wait()
         self.outputs.ensure_held()
-        self.best.report(self.progress, average)
+        self.best_weights.report(self.progress, average)

@@ -31,8 +31,8 @@ VOCABULARY_TENSORS = (  # one row per token of the source or of the target vocab
     "output_bias",
     "mlm_head.bias",
 )
-NO_OBSTACLE = {"model.dropout", "model.zero_init", "model.mask_prob", "model.task"}  # weights fit whatever these are
-NO_MATTER = NO_OBSTACLE | {"model.size", "model.max_positions"}  # nor does what they compute depend on these
+NO_EFFECT_ON_WEIGHTS = {"model.dropout", "model.zero_init", "model.mask_prob", "model.task"}  # names and shapes
+NO_EFFECT_ON_RESULTS = NO_EFFECT_ON_WEIGHTS | {"model.size", "model.max_positions"}
 
 
 def tokenizers(recipe: Recipe, origin: RunDir | None, reporter: Reporter) -> tuple[Tokenizer, Tokenizer]:
@@ -102,19 +102,19 @@ def begin_with(origin: RunDir, run: RunDir, model: SequenceModel, reporter: Repo
         reporter.say(f"the classes are not those of {origin.path}: the classifier head is initialised anew")
         tensors = model.body(tensors)
     if ours.training.adapter != "none":  # new adapters, unless the other run has them
-        own = tensor_io.model_tensors(model)
-        tensors = {name: t for name, t in own.items() if is_adapter(name) and name not in tensors} | dict(tensors)
+        initial = tensor_io.model_tensors(model)
+        tensors = {name: t for name, t in initial.items() if is_adapter(name) and name not in tensors} | dict(tensors)
     try:
         model.init_from(_with_tags(tensors, origin, run), origin.best)
     except UserError as error:
-        obstacles = _listed({key: pair for key, pair in changed.items() if key not in NO_OBSTACLE})
+        obstacles = _listed({key: pair for key, pair in changed.items() if key not in NO_EFFECT_ON_WEIGHTS})
         if not obstacles:
             raise
         raise UserError(
             f"the weights of {origin.path} do not fit this model: {obstacles}; "
             "set them as there, or train without --from"
         ) from error
-    others = {key: pair for key, pair in changed.items() if key not in NO_MATTER}
+    others = {key: pair for key, pair in changed.items() if key not in NO_EFFECT_ON_RESULTS}
     if others:
         reporter.say(f"warning: the weights of {origin.path} were trained with other settings: {_listed(others)}")
     return not classes or (their_classes and len(model.body(tensors)) < len(tensors))

@@ -21,16 +21,16 @@ from regard.training.sharded_state import ShardedStates
 class RunOutputs:
     """Files, logs and reports of a run. Other processes than the main one call the same methods, which do nothing.
 
-    `behind`: tensors are written by a thread, while training goes on. `lock` is that of the run directory: nothing is
-    written once the directory was deleted or replaced.
+    `in_background`: tensors are written by a thread, while training goes on. `lock` is that of the run directory:
+    nothing is written once the directory was deleted or replaced.
     """
 
-    def __init__(self, run: RunDir, reporter: Reporter, behind: bool, lock: DirectoryLock | None) -> None:
+    def __init__(self, run: RunDir, reporter: Reporter, in_background: bool, lock: DirectoryLock | None) -> None:
         self.active = distributed.is_main()
         self.run, self.lock = run, lock
         self.reporter = reporter if self.active else Reporter()
-        self._writer = tensor_io.TensorWriter(behind=behind, check=self.ensure_held)
-        self._sharded = ShardedStates(behind, self.ensure_held)
+        self._writer = tensor_io.TensorWriter(in_background=in_background, check=self.ensure_held)
+        self._sharded = ShardedStates(in_background, self.ensure_held)
         self._logs = {name: Log(run.path / name) for name in LOGS}
         tensorboard = self.active and run.recipe.training.tensorboard
         self._board = TensorBoardWriter(run.path / "tensorboard" if tensorboard else None)

@@ -20,12 +20,12 @@ from regard.recipes.to_toml import shown
 from regard.resuming import may_change
 from regard.run_dir import RunDir
 from regard.tasks import Task
-from regard.tasks.text import OWN_LINKS
+from regard.tasks.text import LINKS_FILE
 from regard.text import chat
 from regard.training import origin as origins
+from regard.training.attention_links import write_attention_links
 from regard.training.checkpoint import TrainingProgress
 from regard.training.loop import Trainer
-from regard.training.own_links import write_own_links
 from regard.training.progress import Reporter, pick
 from regard.training.static_batch import StaticBatchShape
 
@@ -100,7 +100,7 @@ def _train(
         origins.warn_of_old_held_out(recipe, origin, reporter)
         started = origin.path if origins.begin_with(origin, run, model, reporter) else None
     with distributed.main_first():
-        write_own_links(run, origin, where, reporter)
+        write_attention_links(run, origin, where, reporter)
         dataset = task.dataset(run, progress=reporter.counted, say=reporter.say)
     how, static = plan_updates(run, model, where)
     facts = {"static": static, "data": dataset.digest, "held_out": task.digest(held_out)}
@@ -181,7 +181,7 @@ def _open(recipe: Recipe, out: Path, origin: Path | None, reporter: Reporter) ->
     elsewhere = origin is not None and not run.started_from(origin)
     if (changed or elsewhere) and not _has_learnt(run):  # start over
         run.remove_tokenizers()
-        for file in (run.best, out / OWN_LINKS, out / chat.FILE):
+        for file in (run.best, out / LINKS_FILE, out / chat.FILE):
             file.unlink(missing_ok=True)
         tensor_io.remove_shards(run.best)
     else:

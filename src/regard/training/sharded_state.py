@@ -22,14 +22,14 @@ from regard.files import errno_text
 
 
 class ShardedStates:
-    """Saves the states of a run, one after the other; `behind`: in a thread, while training goes on.
+    """Saves the states of a run, one after the other; `in_background`: in a thread, while training goes on.
 
     `check` is called before anything replaces the last state, and may raise.
     """
 
-    def __init__(self, behind: bool, check: Callable[[], None]) -> None:
+    def __init__(self, in_background: bool, check: Callable[[], None]) -> None:
         self._check = check
-        self._thread = ThreadPoolExecutor(1, "shards") if behind else None
+        self._thread = ThreadPoolExecutor(1, "shards") if in_background else None
         self._pending: Future[None] | None = None
         self._stager: Any = None  # holds pinned memory for the next state
 
@@ -63,11 +63,11 @@ class ShardedStates:
             number, (cause, _) = min(error.failures.items())
             why = errno_text(cause) if isinstance(cause, OSError) else first_line(Exception(cause))
             raise UserError(f"{path}: rank {number} could not write its part: {why}") from error
-        own = {
+        written = {
             f"{name}/{file.name}": tensor_io.file_digest(file)
             for file in draft.glob(f"shard-{distributed.rank() + 1:05d}-*")
         }
-        digests = {file: digest for part in distributed.gather_saved(own) for file, digest in part.items()}
+        digests = {file: digest for part in distributed.gather_saved(written) for file, digest in part.items()}
         if distributed.is_main():
             self._check()
             os.rename(draft, folder)

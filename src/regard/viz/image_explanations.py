@@ -22,7 +22,7 @@ GAP = 20.0
 OUTPUTS = 3  # classes with a map of their own
 HALF = "▀"  # the upper half of a terminal's cell has the colour of the text, the lower half that of the background
 TERMINAL_SIDE = 24  # lines of a picture in a terminal, at most
-FULL = 0.85  # opacity of the greatest importance
+MAX_OPACITY = 0.85  # opacity of the greatest importance
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class ImageExplanation:
     def overlay(self, values: NDArray[np.float64], ramp: Ramp) -> NDArray[np.uint8]:
         """Colours of the importance over the image in grey; the more important, the less of the image is seen."""
         grey = self.rgb().mean(-1, keepdims=True).repeat(3, -1)
-        opacity = FULL * np.clip(abs(values) / ramp.high, 0, 1)[..., None]
+        opacity = MAX_OPACITY * np.clip(abs(values) / ramp.high, 0, 1)[..., None]
         return np.rint((1 - opacity) * grey + opacity * ramp.rgbs(values)).astype(np.uint8)
 
     def scene(self) -> Scene:

@@ -72,5 +72,5 @@ def _letters(task: str, split: str, seed: int) -> Iterator[Pair]:
 
 def _stories(corpus: str, split: str, seed: int) -> Iterator[Pair]:
     for story in stories(corpus, split, seed):
-        source, target = ("", story.text) if corpus == "stories" else (story.told, story.mood)
+        source, target = ("", story.text) if corpus == "stories" else (story.events, story.mood)
         yield Pair(source, target, (), NO_FEATURES)

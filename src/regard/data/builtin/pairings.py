@@ -11,7 +11,7 @@ from zlib import crc32
 
 from regard.data.builtin.lexicon import Adjective, Noun, Verb, lexicon
 
-ONE_IN = 10
+HELD_OUT_ONE_IN = 10
 ALWAYS_HELD_OUT = {("adjective", "cat", "large")}
 
 
@@ -25,7 +25,7 @@ class Pairing(NamedTuple):
 
 def held_out(relation: str, first: str, second: str) -> bool:
     """Whether `train`, `valid` and `shapes` never combine these two words in this relation."""
-    return crc32(f"{relation}|{first}|{second}".encode()) % ONE_IN == 0 or (
+    return crc32(f"{relation}|{first}|{second}".encode()) % HELD_OUT_ONE_IN == 0 or (
         relation, first, second) in ALWAYS_HELD_OUT  # fmt: skip
 
 

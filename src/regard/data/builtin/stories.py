@@ -35,13 +35,13 @@ PRONOUNS = {
 class Story:
     """Its sentences up to the event, those that tell the feeling, and the feeling itself."""
 
-    told: str
-    felt: str
+    events: str
+    ending: str
     mood: str
 
     @property
     def text(self) -> str:
-        return f"{self.told} {self.felt}"
+        return f"{self.events} {self.ending}"
 
 
 def stories(corpus: str, split: str, seed: int = 0) -> Iterator[Story]:
@@ -50,30 +50,30 @@ def stories(corpus: str, split: str, seed: int = 0) -> Iterator[Story]:
     for mood in cycle(MOODS):
         while True:
             story = _story(rng, mood)
-            if crc32(story.told.encode()) % 10 in SHARES[corpus][split] and story.told not in seen:
+            if crc32(story.events.encode()) % 10 in SHARES[corpus][split] and story.events not in seen:
                 break
         if split != "train":
-            seen.add(story.told)
+            seen.add(story.events)
         yield story
 
 
 def _story(rng: Random, mood: str) -> Story:
     slots, pick = _cast(rng), rng.choice
-    told = [pick(words.OPENINGS), pick(words.WISHES), pick(words.JOURNEYS)]
+    events = [pick(words.OPENINGS), pick(words.WISHES), pick(words.JOURNEYS)]
     kind = rng.random()
     if kind < 0.5:
         obstacle, does = pick(words.OBSTACLES)
         slots["does"] = does.format_map(slots)
-        told += [obstacle, pick(words.HELPS)]
+        events += [obstacle, pick(words.HELPS)]
     elif kind < 0.9:
-        told.append(pick(words.MEETINGS))
+        events.append(pick(words.MEETINGS))
     alone = kind >= 0.9  # the story has no friend
     slots["mood"] = pick(_list(words.FEELINGS[mood]))
-    told.append(_fitting(rng, words.EVENTS[mood], alone))
-    felt = [pick(words.FEELING)]
+    events.append(_fitting(rng, words.EVENTS[mood], alone))
+    ending = [pick(words.FEELING)]
     if rng.random() < 0.7:
-        felt.append(_fitting(rng, words.ENDINGS[mood], alone))
-    before, after = (" ".join(_sentence(s, slots) for s in part) for part in (told, felt))
+        ending.append(_fitting(rng, words.ENDINGS[mood], alone))
+    before, after = (" ".join(_sentence(s, slots) for s in part) for part in (events, ending))
     return Story(before, after, mood)
 
 

@@ -16,7 +16,8 @@ from regard.interpret.explain.request import ExplainRequest, MaskingMode, shown_
 from regard.interpret.explain.rise import Numbers
 from regard.interpret.recorder import Recorder
 from regard.interpret.rollout import rollout
-from regard.models.vit import ImageBatch, ViT
+from regard.models.vit import ImageBatch
+from regard.nn.image_tokens import ImageTokens
 from regard.runs import LoadedRun
 from regard.tasks.image_classification import ImageClassificationTask
 
@@ -72,16 +73,16 @@ def gradient_saliency(loaded: LoadedRun, image: Any, class_id: int) -> Numbers:
 def attention_rollout(loaded: LoadedRun, image: Any) -> Numbers | None:
     """What arrives of each pixel's patch where the class is read, through all layers: [S S] (Abnar and Zuidema 2020).
 
-    None: the model has no patches.
+    None: the model does not read images as patches.
     """
-    model = loaded.module
-    if not isinstance(model, ViT):
+    tokens = next((module for module in loaded.module.modules() if isinstance(module, ImageTokens)), None)
+    if tokens is None:
         return None
-    with torch.inference_mode(), Recorder(model) as recorder:
+    config = tokens.config
+    with torch.inference_mode(), Recorder(loaded.module) as recorder:
         _logits(loaded, torch.from_numpy(image)[None])
         rolled = rollout(list(recorder.attention.values()))  # [P, P]
-        received = rolled.mean(0) if model.settings.pooling == "mean" else rolled[0]
-    config = model.tokens.config
+        received = rolled.mean(0) if config.pooling == "mean" else rolled[0]
     side = config.image // config.patch
     patches = received[-side * side :].view(side, side).cpu().numpy()
     return patches.repeat(config.patch, 0).repeat(config.patch, 1).flatten().astype(np.float64)

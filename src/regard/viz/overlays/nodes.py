@@ -11,8 +11,8 @@ from regard.viz.terminal import Colour
 
 SIDE = 560.0  # of the drawing
 TOP = 74.0  # below the title
-LISTED = 12  # edges in a terminal
-CROWDED = 30  # nodes, above which only some have names
+MAX_LISTED = 12  # edges in a terminal
+MAX_NAMED = 30  # nodes, above which only some have names
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,16 +32,16 @@ class GraphPanel:
                 tip = f"{names[receiver]} attends to {names[sender]}: {weight:.3f}"
                 look = {"stroke": "link", "line": 0.6 + 9 * weight, "opacity": 0.25 + 0.75 * weight, "tip": tip}
                 lines.append(polyline([(x, y), ((x + x2) / 2, (y + y2) / 2)], **look))
-        radius = 13.0 if axis["inside"] else 11.0 if len(places) <= CROWDED else 7.0
+        radius = 13.0 if axis["inside"] else 11.0 if len(places) <= MAX_NAMED else 7.0
         for node, (x, y) in enumerate(places):
-            own = float(weights[node, node])
-            rim = 0.6 + 5 * own
+            self_weight = float(weights[node, node])
+            rim = 0.6 + 5 * self_weight
             fill = "link" if node == axis["focus"] else "box"
-            tip = f"{names[node]} attends to itself: {own:.3f}"
+            tip = f"{names[node]} attends to itself: {self_weight:.3f}"
             lines.append(circle(x, y, radius, fill=fill, stroke="link" if rim > 1 else "rim", line=rim, tip=tip))
             if axis["inside"]:
                 lines.append(SceneText(x, y + 3, names[node], 9, anchor="middle", bold=True))
-            elif len(places) <= CROWDED or node == axis["focus"]:
+            elif len(places) <= MAX_NAMED or node == axis["focus"]:
                 lines.append(SceneText(x, y + radius + 13, names[node], 10, "quiet", "middle"))
         subtitle = fitted(clean(self.overlay.map.title), 12, width - 2 * PAD)
         heading = [title(self.overlay.headline(), width), SceneText(PAD, PAD + 36, subtitle, 12, "quiet")]
@@ -66,7 +66,7 @@ class GraphPanel:
 
     def text(self, *, width: int, colour: Colour) -> str:
         lines = [shorten(self.overlay.headline(), width), shorten(self.overlay.map.title, width), ""]
-        for receiver, sender, weight in self.strongest()[:LISTED]:
+        for receiver, sender, weight in self.strongest()[:MAX_LISTED]:
             bar = "█" * round(weight * max(width - 40, 10))
             lines.append(f"{shorten(f'{receiver} to {sender}', 30):30} {weight:5.3f} {bar}".rstrip())
         return "\n".join(lines) + "\n"

@@ -14,9 +14,9 @@ from regard.viz.overlays.overlay import AnyPanel, Entry, Overlay
 from regard.viz.scene import PAD, Cells, Item, Rect, Scene, SceneText, card, clean, fitted, hexadecimal, title
 from regard.viz.terminal import Colour
 
-ACROSS, WIDE, GAP = 8, 92.0, 12.0  # frames in a line; width of a frame; space between two
-BARE = 40.0  # height of a step without a frame
-LISTED = 12  # steps in a terminal
+ACROSS, FRAME_WIDTH, GAP = 8, 92.0, 12.0  # frames in a line; width of a frame; space between two
+FRAMELESS_HEIGHT = 40.0  # height of a step without a frame
+MAX_LISTED = 12  # steps in a terminal
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,26 +30,26 @@ class StepPanel:
         frames, steps = self.overlay.image("frames"), self.overlay.keys["steps"][: self.at + 1]
         weights = self.overlay.map.weights[self.at]
         ramp = Ramp(0.0, float(weights.max()) or 1.0)
-        pixel = WIDE / (frames.shape[2] if frames is not None else 1)
-        tall = BARE if frames is None else frames.shape[1] * pixel
+        pixel = FRAME_WIDTH / (frames.shape[2] if frames is not None else 1)
+        tall = FRAMELESS_HEIGHT if frames is None else frames.shape[1] * pixel
         items: list[Item] = []
         for n, step in enumerate(steps):
-            x, y = PAD + (n % ACROSS) * (WIDE + GAP), PAD + 54 + (n // ACROSS) * (tall + 62)
+            x, y = PAD + (n % ACROSS) * (FRAME_WIDTH + GAP), PAD + 54 + (n // ACROSS) * (tall + 62)
             colour = hexadecimal(ramp.rgb(float(weights[n])))
             label = f"step {step['number']}"
             tip = f"{label}, {step['action']}: {weights[n]:.3f}; state {step['state']}"
             if frames is None:
-                items.append(SceneText(x, y + 24, fitted(step["state"], 10, WIDE), 10, "quiet"))
+                items.append(SceneText(x, y + 24, fitted(step["state"], 10, FRAME_WIDTH), 10, "quiet"))
             else:
                 items.append(Cells(x, y, pixel, pixel, np.rint(255 * frames[n]).astype(np.uint8), image=True))
             chosen = n == self.at
             items += [
-                Rect(x, y, WIDE, tall, stroke="link" if chosen else "edge", line=3 if chosen else 1, tip=tip),
-                Rect(x, y + tall + 4, WIDE, 8, fill=colour, tip=tip),
+                Rect(x, y, FRAME_WIDTH, tall, stroke="link" if chosen else "edge", line=3 if chosen else 1, tip=tip),
+                Rect(x, y + tall + 4, FRAME_WIDTH, 8, fill=colour, tip=tip),
                 SceneText(x, y + tall + 26, f"{label}: {weights[n]:.2f}", 11, bold=chosen),
-                SceneText(x, y + tall + 40, fitted(clean(step["action"]), 11, WIDE), 11, "quiet"),
+                SceneText(x, y + tall + 40, fitted(clean(step["action"]), 11, FRAME_WIDTH), 11, "quiet"),
             ]
-        width = PAD + ACROSS * (WIDE + GAP) - GAP + PAD
+        width = PAD + ACROSS * (FRAME_WIDTH + GAP) - GAP + PAD
         below = PAD + 54 + -(-len(steps) // ACROSS) * (tall + 62)
         heading = [title(self._headline(), width), SceneText(PAD, PAD + 36, self._subtitle(width), 12, "quiet")]
         bar = colour_bar(PAD, below + 4, ramp, "attention weight", short_number)
@@ -85,7 +85,7 @@ class StepPanel:
 
     def text(self, *, width: int, colour: Colour) -> str:
         lines = [shorten(self._headline(), width), shorten(self.overlay.map.title, width), ""]
-        for name, weight in self.strongest()[:LISTED]:
+        for name, weight in self.strongest()[:MAX_LISTED]:
             bar = "█" * round(weight * max(width - 40, 10))
             lines.append(f"{shorten(name, 30):30} {weight:5.3f} {bar}".rstrip())
         return "\n".join(lines) + "\n"

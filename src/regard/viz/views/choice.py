@@ -107,8 +107,8 @@ def map_of(trace: Trace, choice: MapChoice) -> tuple[Map, list[tuple[int, int]],
     sides = [axis["elements"] for axis in axes]
     queries, keys = (_texts(axis, choice.words) for axis in axes)
     averaged = weights(trace, entries, head).clip(0.0, 1.0)
-    is_text = all(axis["kind"] == "tokens" for axis in axes)
-    map = Map(averaged, queries, keys, _title(trace, entries, choice), named=not is_text)
+    named = any(axis["kind"] != "tokens" for axis in axes)
+    map = Map(averaged, queries, keys, _title(trace, entries, choice), named=named)
     words = [groups(side) if choice.words else [[i] for i in range(len(side))] for side in sides]
     links = _links(trace, sides, words) if choice.part == "cross" else []
     reading = [element.get("predicts", True) for element in sides[0]]

@@ -15,7 +15,7 @@ from regard.viz.scene import PAD, Item, Rect, Scene, SceneText, text_width
 from regard.viz.terminal import Colour
 from regard.viz.views.picture import Picture, rounded
 
-YES, NO = "#0072b2", "#d55e00"
+HOLDS_COLOUR, FAILS_COLOUR = "#0072b2", "#d55e00"
 
 
 def positions(study: PositionStudy, whose: str = "") -> Picture:
@@ -58,7 +58,7 @@ class Criteria:
         for i, one in enumerate(self.criteria):
             y = PAD + 44 + 34.0 * i
             items += [
-                Rect(PAD, y, 54, 22, YES if one.holds else NO, radius=11),
+                Rect(PAD, y, 54, 22, HOLDS_COLOUR if one.holds else FAILS_COLOUR, radius=11),
                 SceneText(PAD + 27, y + 15.5, "yes" if one.holds else "no", 12, "#ffffff", "middle", bold=True),
                 SceneText(names, y + 16, one.name, 13, bold=True),
                 SceneText(names + 130, y + 16, f"{one.value:.3g}: {one.why}", 12, "quiet"),

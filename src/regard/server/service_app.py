@@ -21,8 +21,8 @@ from starlette.exceptions import HTTPException
 
 from regard import __version__
 from regard.server import deepl_api, libretranslate_api, openai_api, translate_api, translation_page
-from regard.server.access import Access, TooOften
-from regard.server.gateway import STATUSES, Gateway, Limits, explained
+from regard.server.access import Access, RateLimitExceeded
+from regard.server.gateway import STATUSES, Gateway, Limits, error_answer
 from regard.server.metrics import Metrics
 from regard.server.middleware import SecurityMiddleware
 from regard.server.pool import ModelPool
@@ -64,9 +64,7 @@ def _health(app: FastAPI, gateway: Gateway) -> None:
     async def ready() -> Response:
         """Whether all models can be used; 503 while one cannot, or the server is shutting down."""
         pool = gateway.pool
-        models = {
-            name: run.error or ("loaded" if run.engaged else "not loaded yet") for name, run in pool.served.items()
-        }
+        models = {name: run.error or ("loaded" if run.active else "not loaded yet") for name, run in pool.runs.items()}
         is_ready = not pool.failures and not gateway.draining
         status = "draining" if gateway.draining else "ready" if is_ready else "failed"
         return JSONResponse({"status": status, "models": models}, 200 if is_ready else 503)
@@ -127,14 +125,14 @@ def _handle_errors(app: FastAPI, metrics: Metrics) -> None:
     """Answer every error with one line and a status, in the form that the client of the interface expects."""
 
     def failed(request: Request, error: Exception) -> Response:
-        status, why = explained(error)
+        status, why = error_answer(error)
         headers = {}
         if status == 500:
             LOG.error(json.dumps({"error": type(error).__name__, "path": request.url.path}))
         if status in (403, 413, 429, 503, 504):
             metrics.refused.labels(type(error).__name__).inc()
         if status in (429, 503):
-            wait = math.ceil(error.retry) if isinstance(error, TooOften) else RETRY_SECONDS
+            wait = math.ceil(error.retry) if isinstance(error, RateLimitExceeded) else RETRY_SECONDS
             headers["Retry-After"] = str(max(1, wait))
         return error_response(request, status, why, headers)
 

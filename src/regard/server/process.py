@@ -1,26 +1,18 @@
-"""The server process: it listens on a loopback address until Ctrl-C."""
+"""A server process: an open port, and a server that runs until it is stopped."""
 
 from __future__ import annotations
 
 import contextlib
-import secrets
 import socket
 import threading
 import time
 import webbrowser
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+
+import uvicorn
 
 from regard.errors import UserError
 from regard.files import errno_text
-from regard.server.middleware import LOCAL
-
-if TYPE_CHECKING:
-    import uvicorn
-
-SHUTDOWN_SECONDS = 1  # for requests that are still running
 
 
 @dataclass
@@ -58,44 +50,6 @@ class Server:
     def stop(self) -> None:
         """Stop the server from another thread."""
         self._server.should_exit = True
-
-
-def open_server(
-    paths: Sequence[Path],
-    *,
-    text: str = "",
-    device: str = "auto",
-    host: str = "127.0.0.1",
-    port: int = 0,
-    token: bool = True,
-) -> Server:
-    """Open a server for these runs; port 0 is any free one. Each start has its own token."""
-    if host not in LOCAL:
-        raise UserError(
-            f"--host {host}: the page is available on this machine only ({', '.join(LOCAL)}); "
-            "to use it from another one, forward a port: ssh -L 8000:127.0.0.1:8000 ..."
-        )
-    try:  # fastapi and uvicorn are optional
-        import uvicorn
-
-        from regard.server import app, connections
-    except ImportError as error:
-        raise UserError(f"the page needs {error.name}: pip install 'regard[serve]'") from None
-    secret = secrets.token_urlsafe(24) if token else None
-    page = app.application(paths, text=text, device=device, token=secret)
-    listener = listen(host, port)
-    config = uvicorn.Config(
-        page,
-        http=connections.LimitedProtocol,
-        ws="none",
-        loop="asyncio",  # this backlog assumes how asyncio accepts connections
-        backlog=connections.BACKLOG,
-        log_level="error",
-        access_log=False,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-    )
-    shown = f"[{host}]" if ":" in host else host
-    return Server(f"http://{shown}:{listener.getsockname()[1]}/", secret, uvicorn.Server(config), listener)
 
 
 def listen(host: str, port: int) -> socket.socket:

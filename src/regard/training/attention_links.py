@@ -18,16 +18,16 @@ from regard.files import atomic_write
 from regard.metrics.symmetrise import pharaoh
 from regard.run_dir import RunDir
 from regard.tasks.aligner import Aligner, TwoWayAligner
-from regard.tasks.text import OWN_LINKS
+from regard.tasks.text import LINKS_FILE
 from regard.training.progress import Reporter
 
 METHOD = "grow-diagonal-and"
 CHUNK_PAIRS = 10_000
 
 
-def write_own_links(run: RunDir, origin: RunDir | None, device: torch.device, reporter: Reporter) -> None:
+def write_attention_links(run: RunDir, origin: RunDir | None, device: torch.device, reporter: Reporter) -> None:
     """Write the links of all training pairs, if the recipe asks for them and they are not there yet."""
-    recipe, path = run.recipe, run.path / OWN_LINKS
+    recipe, path = run.recipe, run.path / LINKS_FILE
     if recipe.training.guided_alignment != "own" or path.exists():
         return
     if origin is None:

@@ -12,14 +12,14 @@ from typing import Any
 import uvicorn
 
 from regard.errors import UserError
-from regard.server.access import VARIABLE, Access, read_keys
+from regard.server.access import KEY_VARIABLE, Access, read_keys
 from regard.server.connections import LimitedProtocol
 from regard.server.gateway import Limits
 from regard.server.metrics import Metrics
 from regard.server.middleware import LOCAL
 from regard.server.pool import ModelPool
-from regard.server.serve import Server, listen
-from regard.server.serving import application
+from regard.server.process import Server, listen
+from regard.server.service_app import application
 
 BACKLOG = 512  # connections that wait to be accepted
 MAX_CONNECTIONS = 1100
@@ -48,7 +48,7 @@ class Options:
 
 
 class ServiceProtocol(LimitedProtocol):
-    most = MAX_CONNECTIONS
+    limit = MAX_CONNECTIONS
 
 
 class DrainingServer(uvicorn.Server):
@@ -65,7 +65,7 @@ def open_service(runs: Sequence[str], options: Options) -> Server:
     if options.host not in LOCAL and not keys and options.auth:
         raise UserError(
             f"--host {options.host}: everyone who can reach this address could use the server; give it keys "
-            f"(--keys FILE, or {VARIABLE}), or --no-auth if that is what you want"
+            f"(--keys FILE, or {KEY_VARIABLE}), or --no-auth if that is what you want"
         )
     if (options.certificate is None) != (options.private_key is None):
         raise UserError("TLS needs both --tls-cert and --tls-key")

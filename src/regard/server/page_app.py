@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from regard.cancel import Cancelled, cancellable
 from regard.errors import UserError
 from regard.server import schemas
-from regard.server.explain import Busy, EventLines, Explainer, TooMany
+from regard.server.explain import Busy, EventLines, Explainer, TooManyMasks
 from regard.server.middleware import SecurityMiddleware
 from regard.server.registry import NotFound, RunRegistry, WeightsChanged
 from regard.viz import standalone
@@ -37,7 +37,7 @@ STATUS: dict[type[Exception], int] = {
     NotFound: 404,
     WeightsChanged: 409,
     TooLarge: 413,
-    TooMany: 422,
+    TooManyMasks: 422,
     Cancelled: 499,  # nginx's status for a client that disconnected; only tests see it
     Busy: 503,
 }

@@ -1,7 +1,7 @@
-"""A running search that sentences join and leave between two steps: a lane of continuous batching.
+"""A running search that sentences join and leave between two steps (continuous batching).
 
 The rows of its batch belong to sentences at different steps. It is the static search (`StaticSearch`), in which a row
-that is done is overwritten by the next sentence. `continuous.Engine` fills lanes from a queue.
+that is done is overwritten by the next sentence. `continuous.Engine` fills batches from a queue.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Outcome = tuple[list[Hypothesis], float]  # hypotheses, best first, and the smal
 
 
 @dataclass(frozen=True)
-class News:
-    """What the engine tells the caller of a job: new tokens of the first beam, or how it ended."""
+class JobUpdate:
+    """What the engine reports to the caller of a job: new tokens of the first beam, or how it ended."""
 
     number: int  # of the job, for its caller
     tokens: Sequence[int] = ()
@@ -39,7 +39,7 @@ class News:
 
 @dataclass(eq=False)
 class Job:
-    """One sentence to search for. `news` is called from the engine's thread."""
+    """One sentence to search for. `on_update` is called from the engine's thread."""
 
     number: int
     source: list[int]
@@ -50,11 +50,11 @@ class Job:
     line: int
     seed: int
     banned: tuple[int, ...]
-    news: Callable[[News], None]
+    on_update: Callable[[JobUpdate], None]
     margins: bool = False
-    streams: bool = False  # whether new tokens are news
+    streams: bool = False  # whether updates have the tokens so far, not only the outcome
     cancelled: bool = False  # set by the caller: it no longer waits
-    told: int = 0  # tokens that were news
+    reported: int = 0  # tokens that were in updates
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -77,7 +77,7 @@ def _joined(each: Sequence[Constraints]) -> Constraints:
     return joined if joined.terms is None else replace(joined, terms=joined.terms.with_sentences(*terms))
 
 
-class Lane:
+class RunningBatch:
     """A running search for jobs with equal keys. The results are those of separate searches."""
 
     def __init__(self, model: SequenceModel, runner: StaticRunner, device: torch.device) -> None:
@@ -97,22 +97,22 @@ class Lane:
 
     def admit(self, jobs: Sequence[Job]) -> None:
         """Add jobs to the batch: encode their sources, and write them into free rows. If it fails, others stay."""
-        arrived, own = self._open(jobs)
-        sizes = Sizes(*map(max, zip(own, self.sizes, strict=True)))
+        arrived, new_sizes = self._open(jobs)
+        sizes = Sizes(*map(max, zip(new_sizes, self.sizes, strict=True)))
         if self.search is None:
             rows = list(range(len(jobs)))
             self.search = arrived.keep([*rows, *[0] * (self._rounded(len(jobs)) - len(jobs))])
-            self.search.beams.drop(slice(len(jobs), None))
-            self.jobs, self.steps = [None] * len(self.search.beams.done), [0] * len(self.search.beams.done)
+            self.search.hypotheses.drop(slice(len(jobs), None))
+            self.jobs, self.steps = [None] * len(self.search.hypotheses.done), [0] * len(self.search.hypotheses.done)
         else:
             self._resize(sizes)
             self._extend(len(jobs))
             rows = [row for row, job in enumerate(self.jobs) if job is None][: len(jobs)]
             try:
                 index = torch.tensor(rows, device=self.device)
-                self.search.write(index, arrived if own == sizes else arrived.resized(sizes))
+                self.search.write(index, arrived if new_sizes == sizes else arrived.resized(sizes))
             except Exception:  # a row without a job must stay done
-                self.search.beams.drop(rows)
+                self.search.hypotheses.drop(rows)
                 raise
         self.sizes = sizes
         for row, job in zip(rows, jobs, strict=True):
@@ -133,7 +133,7 @@ class Lane:
         )
         constraints = _joined([job.constraints for job in jobs]).to(self.device)
         setup = self.runner.setup(request, constraints, watched=False)
-        if self.runner.round_sizes:  # with the sizes of the lane at once, so that nothing is padded later
+        if self.runner.round_sizes:  # with the sizes of the batch, so that nothing is padded later
             shape, sizes = setup.shape, self.sizes
             shape = replace(shape, capacity=max(shape.capacity, sizes.capacity), source=max(shape.source, sizes.source))
             setup = replace(setup, shape=shape, constraints=setup.constraints.widened(sizes.prefix, sizes.prompt))
@@ -142,13 +142,13 @@ class Lane:
         return self.runner.opened(self.model, setup), sizes
 
     def _extend(self, count: int) -> None:
-        """Make room for so many more sentences."""
+        """Add rows until so many more sentences fit."""
         assert self.search is not None
         rows, missing = len(self.jobs), count - self.jobs.count(None)
         if missing > 0:
             more = self._rounded(rows + missing) - rows
             self.search = self.search.keep([*range(rows), *[0] * more])
-            self.search.beams.drop(slice(rows, None))
+            self.search.hypotheses.drop(slice(rows, None))
             self.jobs += [None] * more
             self.steps += [0] * more
 
@@ -163,7 +163,7 @@ class Lane:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def advance(self) -> int:
-        """Take a step (on a GPU a few), and tell the news; return how many tokens jobs have got."""
+        """Take a step (on a GPU a few), and report to the callers; return how many tokens were generated."""
         assert self.search is not None
         self._drop_cancelled()
         live = self.live
@@ -180,37 +180,37 @@ class Lane:
         self.turns += 1
         if self.device.type == "cpu" and self.turns % COMPACT_TURNS == 0:
             self.search.state.compact()
-        steps, done = self.search.beams.step.tolist(), self.search.beams.done.tolist()
+        steps, done = self.search.hypotheses.step.tolist(), self.search.hypotheses.done.tolist()
         tokens = 0
         for row in live:
             tokens, self.steps[row] = tokens + steps[row] - self.steps[row], steps[row]
-        self._tell_tokens([row for row in live if not done[row]])
-        self._tell_results([row for row in live if done[row]])
+        self._report_tokens([row for row in live if not done[row]])
+        self._report_results([row for row in live if done[row]])
         self._shrink()
         return tokens
 
-    def _tell_tokens(self, rows: list[int]) -> None:
+    def _report_tokens(self, rows: list[int]) -> None:
         assert self.search is not None
         streamed = [(row, job) for row in rows if (job := self.jobs[row]) is not None and job.streams]
         if streamed:
-            beams, index = self.search.beams, torch.tensor([row for row, _ in streamed], device=self.device)
-            trails = beams.tokens[index, 0].tolist(), beams.logprobs[index, 0].tolist()
+            hypotheses, index = self.search.hypotheses, torch.tensor([row for row, _ in streamed], device=self.device)
+            trails = hypotheses.tokens[index, 0].tolist(), hypotheses.logprobs[index, 0].tolist()
             for (row, job), tokens, logprobs in zip(streamed, *trails, strict=True):
-                new, job.told = slice(job.told, self.steps[row]), self.steps[row]
-                job.news(News(job.number, tokens[new], logprobs[new]))
+                new, job.reported = slice(job.reported, self.steps[row]), self.steps[row]
+                job.on_update(JobUpdate(job.number, tokens[new], logprobs[new]))
 
-    def _tell_results(self, rows: list[int]) -> None:
+    def _report_results(self, rows: list[int]) -> None:
         assert self.search is not None
         for row, outcome in zip(rows, self._results(rows), strict=True):
             job = self.jobs[row]
             assert job is not None
             self.jobs[row] = None  # first, so that a caller that has its result finds the row free
-            job.news(News(job.number, outcome=outcome))
+            job.on_update(JobUpdate(job.number, outcome=outcome))
 
     def _results(self, rows: list[int]) -> Sequence[Outcome | Exception]:
         assert self.search is not None
         try:
-            return read_results(self.search.beams, rows) if rows else []
+            return read_results(self.search.hypotheses, rows) if rows else []
         except UserError as error:  # a sentence whose scores are not numbers fails alone
             return [error] if len(rows) == 1 else [self._results([row])[0] for row in rows]
 
@@ -218,7 +218,7 @@ class Lane:
         assert self.search is not None
         rows = [row for row, job in enumerate(self.jobs) if job is not None and job.cancelled]
         if rows:
-            self.search.beams.drop(rows)
+            self.search.hypotheses.drop(rows)
             for row in rows:
                 self.jobs[row] = None
 
@@ -232,7 +232,7 @@ class Lane:
         size = self._rounded(len(live))
         if 4 * size <= 3 * rows:
             self.search = self.search.keep([*live, *[live[0]] * (size - len(live))])
-            self.search.beams.drop(slice(len(live), None))
+            self.search.hypotheses.drop(slice(len(live), None))
             spare = size - len(live)
             self.jobs = [*(self.jobs[row] for row in live), *[None] * spare]
             self.steps = [*(self.steps[row] for row in live), *[0] * spare]
@@ -242,5 +242,5 @@ class Lane:
         for row in self.live:
             job = self.jobs[row]
             assert job is not None
-            job.news(News(job.number, outcome=error))
+            job.on_update(JobUpdate(job.number, outcome=error))
         self.search, self.sizes, self.jobs, self.steps = None, Sizes(0), [], []
