@@ -114,7 +114,7 @@ def translate(
     source = Input([line for sentence in text or [] for line in sentence.split("\n")], files.input, files.errors)
     if source.interactive and not quiet:
         note("Type a sentence and press Enter; Ctrl-D ends.")
-    with devices.held_memory(devices.pick(model.device)):
+    with devices.held_memory(model.device):
         _write(_job(model, translator, form, texts.prefix, quiet), source, files, model)
 
 
