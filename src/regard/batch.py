@@ -170,7 +170,7 @@ def find_shards(pattern: str, folder: Path) -> list[Shard]:
 
 
 def translation_facts(translator: BatchTranslator) -> dict[str, Any]:
-    """What translations depend on: the model with a checksum of its weights, and the settings."""
+    """The model, with a checksum of its weights, and the settings that translations depend on."""
     loading = {key: value for key, value in translator.loading.items() if key != "device"}
     files = RunDir(translator.run).checkpoint(translator.loading["weights"]).files
     return {
@@ -229,7 +229,7 @@ def translate_folder(
 
 
 class ShardWorker:
-    """What a Ray worker runs: it keeps a translator, and translates one file after the other."""
+    """A Ray worker, which keeps a translator and translates one file after the other."""
 
     def __init__(self, translate: Translate, column: str, output: str) -> None:
         self.translate, self.column, self.output = translate, column, output

@@ -239,5 +239,5 @@ def main_first() -> Iterator[None]:
 
 
 def _host() -> torch.device:
-    """Where numbers of the host are exchanged: on the CPU, unless only GPUs are connected."""
+    """The device on which numbers of the host are exchanged: the CPU, unless only GPUs are connected."""
     return torch.device("cpu" if "cpu:" in dist.get_backend_config() else "cuda")

@@ -134,11 +134,11 @@ def _arm(moment: str, by: signal.Signals, step: int, delay: float, home: Path) -
     elif moment == "tokenising":
         before(text, "build")
     elif moment == "before the first save":
-        before(Trainer, "_update")
+        before(Trainer, "_take_step")
     elif moment == "before the first validation":
-        before(Trainer, "_update", lambda trainer, *_: trainer.progress.step == 2)
+        before(Trainer, "_take_step", lambda trainer, *_: trainer.progress.step == 2)
     elif moment == "in an update":
-        before(Trainer, "_update", lambda trainer, *_: trainer.progress.step >= step)
+        before(Trainer, "_take_step", lambda trainer, *_: trainer.progress.step >= step)
     elif moment == "while validating":
         before(Trainer, "_validate")
     elif moment == "between two files":

@@ -56,5 +56,5 @@ def recipe(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     monkeypatch.setitem(shapes.SPLITS, "valid", (1, 12))  # 600 images to validate on would take most of the time
     monkeypatch.setitem(tones.SPLITS, "valid", (1, 4))
     monkeypatch.setattr(graphs, "PAPERS", 80)
-    monkeypatch.setattr(graphs, "LABELLED", 4)
+    monkeypatch.setattr(graphs, "TRAIN_PER_CLASS", 4)
     return lambda seed, **training: tiny(family, seed, tmp_path, **training)

@@ -52,7 +52,7 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(
                 raise Crash
             os.kill(os.getpid(), getattr(signal, how))
 
-    monkeypatch.setattr(Trainer, "_update", stopping)
+    monkeypatch.setattr(Trainer, "_take_step", stopping)
     sessions = 0
     while True:
         sessions += 1
@@ -118,7 +118,9 @@ def test_each_update_gets_the_next_batches_of_the_stream(
     """Update s of k batches gets batches (s - 1) k ... s k - 1 of the stream."""
     seen: list[list[list[int]]] = []
     monkeypatch.setattr(
-        Trainer, "_update", lambda self, share: seen.append([batch.labels.tolist() for batch in share.batches.values()])
+        Trainer,
+        "_take_step",
+        lambda self, share: seen.append([batch.labels.tolist() for batch in share.batches.values()]),
     )
     monkeypatch.setattr(Trainer, "_save", lambda self: None)
     packers: list[Packer] = []
@@ -153,7 +155,7 @@ def test_each_step_of_each_seed_draws_its_own_dropout(
         update(self, share)
         monkeypatch.setattr(self.model, "forward", loss)
 
-    monkeypatch.setattr(Trainer, "_update", listening)
+    monkeypatch.setattr(Trainer, "_take_step", listening)
     for seed in (0, 1):
         train(recipe(seed, steps=5, accumulate=2), tmp_path / str(seed), device="cpu", quiet=True)
     assert len(drawn) == len(set(drawn)) == 2 * 5 * 2  # seeds, steps, and batches of one step

@@ -200,7 +200,7 @@ def test_only_learned_positions_limit_the_length() -> None:
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_all_backends_give_the_same_logits(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.models.gpt.pack", partial(PackedQK, query_block=4))  # 4 queries at a time
+    monkeypatch.setattr("regard.models.gpt.attention_layout", partial(PackedQK, query_block=4))  # 4 queries at a time
     model = make_model(mask=mask, positions="relative")
     batch = SeqBatch.from_lists(text(3, 11, 7), text(9, 1, 12, seed=2), bos=BOS, source_size=25, target_size=30)
     actual = []

@@ -95,4 +95,4 @@ def interrupt(patch: pytest.MonkeyPatch, at: int, by: int = signal.SIGINT) -> No
         if self.progress.step == at:
             os.kill(os.getpid(), by)
 
-    patch.setattr(Trainer, "_update", interrupted)
+    patch.setattr(Trainer, "_take_step", interrupted)

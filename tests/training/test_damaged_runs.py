@@ -101,7 +101,7 @@ def test_a_run_directory_deleted_while_it_trains_stops_the_training(
         if moment == "after the last save" and about.get("finished"):
             delete()
 
-    monkeypatch.setattr(Trainer, "_update", update_and_delete)
+    monkeypatch.setattr(Trainer, "_take_step", update_and_delete)
     monkeypatch.setattr(tensor_io, "save", save_and_delete)
     with pytest.raises(UserError, match=r"run was deleted, moved or replaced while training went on"):
         train_run(small(tmp_path), out)
@@ -203,7 +203,7 @@ def test_saves_by_time_bound_the_work_that_a_kill_loses(tmp_path: Path, monkeypa
         if self.progress.step == kill_at[0]:
             raise MemoryError("killed")
 
-    monkeypatch.setattr(Trainer, "_update", slow_update)
+    monkeypatch.setattr(Trainer, "_take_step", slow_update)
     # the trainer's clock alone: an event loop in another thread must not see it
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock[0], perf_counter=time.perf_counter))
     recipe = small(tmp_path, save_minutes=5, steps=14, save_every=100, validate_every=100)

@@ -67,7 +67,7 @@ class FaultInjector:
             states = [trainer.optimizer.state[p] for p in trainer.model.parameters()]
             self.moments.append({f"{i} {k}": v.clone() for i, s in enumerate(states) for k, v in s.items()})
 
-        patch.setattr(Trainer, "_update", record_update)
+        patch.setattr(Trainer, "_take_step", record_update)
 
 
 @kinds

@@ -357,7 +357,7 @@ def test_a_run_that_is_being_trained_is_not_changed_by_a_second_command(
             assert content(tmp_path / "run") == before
         update(self, share)
 
-    monkeypatch.setattr(Trainer, "_update", train_twice)
+    monkeypatch.setattr(Trainer, "_take_step", train_twice)
     train_run(small(tmp_path), tmp_path / "run")
     assert tried == [1]
 
@@ -466,7 +466,7 @@ def test_a_run_that_only_validated_its_start_may_still_change(tmp_path: Path, mo
         raise MemoryError
 
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(Trainer, "_update", fail)
+        patch.setattr(Trainer, "_take_step", fail)
         train_run(small(tmp_path, steps=4), tmp_path / "run", start_from=origin.path)
     run = train_run(small(tmp_path, steps=4, batch_tokens=32), tmp_path / "run", start_from=origin.path)
     assert [line["step"] for line in metrics(run.path, "valid")] == [0, 4]
@@ -606,7 +606,7 @@ def test_the_logged_loss_is_the_mean_per_token_since_the_last_line(
             (self.training_step.loss.item() - before, sum(batch.num_targets for batch in share.batches.values()))
         )
 
-    monkeypatch.setattr(Trainer, "_update", record_loss)
+    monkeypatch.setattr(Trainer, "_take_step", record_loss)
     run = train_run(small(tmp_path, steps=60, save_every=7, validate_every=60, accumulate=2), tmp_path / "run")
     for line, part in zip(metrics(run.path, "train"), (seen[:50], seen[50:]), strict=True):
         losses, tokens = zip(*part, strict=True)
@@ -698,7 +698,7 @@ def test_tags_are_prepended_in_training_and_in_decoding(tmp_path: Path, monkeypa
         batches.extend(share.batches.values())
         update(self, share)
 
-    monkeypatch.setattr(Trainer, "_update", collect)
+    monkeypatch.setattr(Trainer, "_take_step", collect)
     data = {"corpus": "copy", "count": 40, "source_tag": "<from>", "target_tag": "<to>"}
     run = train_run(small(tmp_path, data=data, steps=8, validate_lines=2), tmp_path / "run")
     tokenizer = run.tokenizers[0]
@@ -727,7 +727,7 @@ def test_a_mix_is_sampled_by_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             epochs[-1].update(sentence[0].item() for sentence in batch.source.layout.split(batch.source.ids))
         update(self, share)
 
-    monkeypatch.setattr(Trainer, "_update", count_visits)
+    monkeypatch.setattr(Trainer, "_take_step", count_visits)
     mix = [
         {"corpus": "copy", "count": 10, "weight": 2.0, "source_tag": "<copy>"},
         {"corpus": "reverse", "count": 20, "weight": 0.5, "source_tag": "<reverse>"},

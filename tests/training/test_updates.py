@@ -206,7 +206,7 @@ def test_the_average_includes_every_step_and_is_what_is_validated(
     begin, update = Trainer.train, Trainer._take_step
     monkeypatch.setattr(Trainer, "train", lambda self: (seen.append(current_weights(self)), begin(self))[1])
     monkeypatch.setattr(
-        Trainer, "_update", lambda self, batches: (update(self, batches), seen.append(current_weights(self)))[0]
+        Trainer, "_take_step", lambda self, batches: (update(self, batches), seen.append(current_weights(self)))[0]
     )
     run = train_run(small(tmp_path, ema=0.6, steps=5, validate_every=5, model={"norm": norm}), tmp_path / "run")
     assert len(seen) == 6 and any("running_mean" in name for name in seen[0]) == (norm == "batch")

@@ -101,7 +101,7 @@ def _failed(error: Exception, debug: bool, verb: str) -> int:
 
 
 def _memory_advice(verb: str) -> str:
-    """What a user of this verb can do when memory runs out."""
+    """Advice for a user of this verb when memory runs out."""
     if verb == "train":
         return "lower training.batch_tokens, set training.checkpoint_activations = true, or choose a smaller model"
     if verb in ("look", "draw", "explain"):

@@ -202,7 +202,7 @@ def _pairs(paths: tuple[Path, Path], sources: Input, targets: Input) -> Iterator
 
 
 def describe(view: AttentionView) -> str:
-    """Such as `layer 2, head 3, of the position that reads a word`."""
+    """Describe a view: `layer 2, head 3, of the position that reads a word`."""
     if view.layer is None:
         where = "the mean of all heads"
     else:

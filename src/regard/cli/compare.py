@@ -14,7 +14,7 @@ import typer
 from regard import tasks
 from regard.api import load
 from regard.cli import decoders, options
-from regard.cli.groups import PairFileOptions, grouped
+from regard.cli.groups import PairFileOptions, ScoreOptions, grouped
 from regard.cli.held_out import held_out_pairs
 from regard.cli.output import written
 from regard.cli.progress import progress_bar
@@ -73,11 +73,7 @@ def compare(
         Path | None,
         typer.Option(metavar="FOLDER", help="Also write the translations of every run.", show_default=False),
     ] = None,
-    beam: options.Beam = None,
-    length_penalty: options.LengthPenalty = None,
-    lowercase: options.Lowercase = False,
-    moses: options.Moses = None,
-    moses_reference: options.MosesReference = None,
+    scoring: ScoreOptions,
     as_json: options.Json = False,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
@@ -103,19 +99,18 @@ def compare(
     _check(opened)
     classes = tasks.of(opened[0].recipe).output == "class"
     if classes:
-        options.refuse("for classifiers", beam=beam, length_penalty=length_penalty, moses=moses)
+        options.refuse("for classifiers", **scoring.decoding(), moses=scoring.moses)
         options.refuse("for classifiers", metric=None if metric == "exact" else metric)
     metric = metric or ("exact" if classes else "bleu")
     pairs = held_out_pairs(runs[0], split, pair_files)
     _make_folder(save)
-    moses_references = _moses_references([target for _, target in pairs], moses, moses_reference)
+    moses_references = _moses_references([target for _, target in pairs], scoring)
     groups = buckets_by_length([source for source, _ in pairs], limits)
-    settings = options.changed(beam=beam, length_penalty=length_penalty)
     scored = []
     for run, name in zip(opened, names, strict=True):
-        outputs, scores = _score(run, name, pairs, groups, cast("Metric", metric), lowercase, settings, device, quiet)
-        if moses is not None:
-            scores = replace(scores, moses=moses_tokenized_bleu(outputs, moses_references, language=moses))
+        outputs, scores = _score(run, name, pairs, groups, cast("Metric", metric), scoring, device, quiet)
+        if scoring.moses is not None:
+            scores = replace(scores, moses=moses_tokenized_bleu(outputs, moses_references, language=scoring.moses))
         scored.append(scores)
         _save(save, name, outputs)
     _save(save, "references", [target for _, target in pairs])
@@ -147,8 +142,9 @@ def _check(runs: list[RunDir]) -> None:
             raise UserError(f"{run.path} has no {run.best.name} yet: training has not reached its first validation")
 
 
-def _moses_references(references: list[str], language: str | None, file: Path | None) -> list[str]:
+def _moses_references(references: list[str], scoring: ScoreOptions) -> list[str]:
     """Read or make the tokenised references, before anything is translated, so that errors show at once."""
+    language, file = scoring.moses, scoring.moses_reference
     if language is None:
         if file is not None:
             raise UserError("--moses-reference needs --moses LANG")
@@ -162,8 +158,8 @@ def _moses_references(references: list[str], language: str | None, file: Path | 
 
 
 def _score(
-    run: RunDir, name: str, pairs: list[tuple[str, str]], groups: list[Bucket], metric: Metric, lowercase: bool,
-    settings: dict[str, object], device: str, quiet: bool,
+    run: RunDir, name: str, pairs: list[tuple[str, str]], groups: list[Bucket], metric: Metric,
+    scoring: ScoreOptions, device: str, quiet: bool,
 ) -> tuple[list[str], RunScores]:  # fmt: skip
     """Translate or classify with one run; return the outputs and their scores."""
     model = load(run.path, device=device)
@@ -178,9 +174,9 @@ def _score(
     else:
         logprobs, _ = model.score_pairs(pairs)
         with progress_bar(f"translating with {name}", len(pairs), quiet) as progress:
-            answers = decoders.translator(model, settings)(sources, progress=progress)
+            answers = decoders.translator(model, scoring.decoding())(sources, progress=progress)
         outputs = [answer.texts[0] for answer in answers]
-        scores = score_texts(outputs, references, lowercase=lowercase)
+        scores = score_texts(outputs, references, lowercase=scoring.lowercase)
     tokens = sum(map(len, logprobs))
     return outputs, RunScores(
         name=name,
@@ -189,7 +185,9 @@ def _score(
         training=TrainingSummary.of(run.log("metrics.jsonl")),
         perplexity=math.exp(min(-sum(map(sum, logprobs)) / max(tokens, 1), 80)),
         scores=scores,
-        by_length=tuple(measure(metric, group.of(outputs), group.of(references), lowercase) for group in groups),
+        by_length=tuple(
+            measure(metric, group.of(outputs), group.of(references), scoring.lowercase) for group in groups
+        ),
     )
 
 

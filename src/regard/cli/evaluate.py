@@ -16,8 +16,8 @@ from regard.cli.evaluate_classes import evaluate_classes
 from regard.cli.evaluate_numbers import evaluate_numbers
 from regard.cli.evaluate_speech import evaluate_speech
 from regard.cli.evaluate_text import evaluate_text
-from regard.cli.evaluate_translations import ScoreOptions, evaluate_files, evaluate_translations
-from regard.cli.groups import LoadOptions, PairFileOptions, grouped
+from regard.cli.evaluate_translations import OutputOptions, evaluate_files, evaluate_translations
+from regard.cli.groups import LoadOptions, PairFileOptions, ScoreOptions, grouped
 from regard.cli.held_out import data_settings, held_out_examples, held_out_pairs
 from regard.errors import UserError
 from regard.run_dir import RunDir
@@ -52,6 +52,7 @@ def evaluate(
     ] = "test",
     files: PairFileOptions,
     texts: TextOptions,
+    outputs: OutputOptions,
     scoring: ScoreOptions,
     as_json: options.Json = False,
     loading: LoadOptions,
@@ -87,7 +88,7 @@ def evaluate(
 
         regard evaluate --outputs out.txt --reference ref.txt
     """
-    given = Evaluation(run, others or [], split, files, texts, scoring, as_json, loading, quiet)
+    given = Evaluation(run, others or [], split, files, texts, outputs, scoring, as_json, loading, quiet)
     if run is None:
         given.of_files()
         return
@@ -113,6 +114,7 @@ class Evaluation:
     split: str
     files: PairFileOptions
     texts: TextOptions
+    outputs: OutputOptions
     scoring: ScoreOptions
     as_json: bool
     loading: LoadOptions
@@ -122,19 +124,20 @@ class Evaluation:
         weights = None if self.loading.weights == "best" else self.loading.weights
         options.refuse("without a RUN", text=self.texts.text, stride=self.texts.stride)
         options.refuse("without a RUN", **{"with": self.others or None}, weights=weights)
-        evaluate_files(self.files, self.scoring, self.as_json)
+        evaluate_files(self.files, self.outputs, self.scoring, self.as_json)
 
     def of_translations(self, run: Path, task: tasks.Task) -> None:
         where = "except for a run that was trained on plain text"
         options.refuse(where, text=self.texts.text, stride=self.texts.stride)
-        if self.scoring.outputs is not None:
+        if self.outputs.outputs is not None:
             raise UserError("give either a RUN or --outputs with --reference, not both")
         pairs = held_out_pairs(run, self.split, self.files)
-        evaluate_translations([run, *self.others], pairs, self.loading, self.scoring, self.as_json, self.quiet)
+        save, runs = self.outputs.save, [run, *self.others]
+        evaluate_translations(runs, pairs, self.loading, self.scoring, save, self.as_json, self.quiet)
 
     def of_predictions(self, run: Path, task: tasks.Task) -> None:
         where = f"for a run that was trained for {task.name}"
-        options.refuse(where, **vars(self.scoring) | {"lowercase": self.scoring.lowercase or None}, **vars(self.texts))
+        options.refuse(where, **vars(self.outputs), **self.scoring.given(), **vars(self.texts))
         examples = held_out_examples(run, task, self.split, self.files)
         loaded = LoadedRun.load(run, *self.others, **self.loading.settings())
         score = evaluate_numbers if task.output == "numbers" else evaluate_classes
@@ -142,17 +145,17 @@ class Evaluation:
 
     def of_captions(self, run: Path, task: tasks.Task) -> None:
         loaded, examples = self._feature_texts(run, task)
-        evaluate_captions(loaded, examples, self.scoring.decoding(), self.scoring.save, self.as_json, self.quiet)
+        evaluate_captions(loaded, examples, self.scoring.decoding(), self.outputs.save, self.as_json, self.quiet)
 
     def of_transcripts(self, run: Path, task: tasks.Task) -> None:
         options.refuse(f"for a run that was trained for {task.name}", **{"with": self.others or None})
         loaded, examples = self._feature_texts(run, task)
-        evaluate_speech(loaded, examples, self.scoring.decoding(), self.scoring.save, self.as_json, self.quiet)
+        evaluate_speech(loaded, examples, self.scoring.decoding(), self.outputs.save, self.as_json, self.quiet)
 
     def _feature_texts(self, run: Path, task: tasks.Task) -> tuple[LoadedRun, list[Any]]:
         """A run whose outputs are texts, but not its inputs, and the held-out examples."""
         where, given = f"for a run that was trained for {task.name}", self.scoring
-        options.refuse(where, source=self.files.source, reference=self.files.reference, outputs=given.outputs)
+        options.refuse(where, source=self.files.source, reference=self.files.reference, outputs=self.outputs.outputs)
         options.refuse(where, **vars(self.texts), lowercase=given.lowercase or None)
         options.refuse(where, moses=given.moses, moses_reference=given.moses_reference)
         loaded = load(run, *self.others, **self.loading.settings())
@@ -162,7 +165,7 @@ class Evaluation:
         where, loading = f"for a run that was trained on {task.trained_on}", self.loading
         precision = None if loading.precision == "auto" else loading.precision
         options.refuse(where, source=self.files.source, reference=self.files.reference)
-        options.refuse(where, **vars(self.scoring) | {"lowercase": self.scoring.lowercase or None})
+        options.refuse(where, **vars(self.outputs), **self.scoring.given())
         options.refuse(where, **{"with": self.others or None}, precision=precision)
         data, texts = data_settings(run, self.files.data), self.texts
         evaluate_text(RunDir(run), data, self.split, texts.text, texts.stride, loading, self.as_json, self.quiet)

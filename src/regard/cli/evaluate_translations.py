@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from regard.api import load
-from regard.cli import decoders, options
-from regard.cli.groups import LoadOptions, PairFileOptions
+from regard.cli import decoders
+from regard.cli.groups import LoadOptions, PairFileOptions, ScoreOptions
 from regard.cli.held_out import aligned_lines
 from regard.cli.output import written
 from regard.cli.progress import progress_bar
@@ -23,34 +23,25 @@ from regard.evaluation import TextScores, moses_tokenize, moses_tokenized_bleu, 
 
 
 @dataclass(frozen=True)
-class ScoreOptions:
-    """How outputs are found and scored."""
+class OutputOptions:
+    """Files of translations."""
 
     outputs: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Score these translations against --reference, without a RUN."),
     ] = None
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the translations to this file.")] = None
-    beam: options.Beam = None
-    length_penalty: options.LengthPenalty = None
-    lowercase: options.Lowercase = False
-    moses: options.Moses = None
-    moses_reference: options.MosesReference = None
-
-    def decoding(self) -> dict[str, object]:
-        """The decoding settings that were given."""
-        return options.changed(beam=self.beam, length_penalty=self.length_penalty)
 
 
-def evaluate_files(files: PairFileOptions, scoring: ScoreOptions, as_json: bool) -> None:
+def evaluate_files(files: PairFileOptions, texts: OutputOptions, scoring: ScoreOptions, as_json: bool) -> None:
     """Print the scores of translations in a file against references in another one."""
-    if scoring.outputs is None or files.reference is None:
+    if texts.outputs is None or files.reference is None:
         raise UserError("give a RUN, or --outputs with --reference")
     if files.source is not None:
         raise UserError("--source has no effect with --outputs, which needs only --reference")
     with ExitStack() as stack:
-        saved = None if scoring.save is None else stack.enter_context(written(scoring.save))
-        hypotheses, references = aligned_lines(scoring.outputs, files.reference)
+        saved = None if texts.save is None else stack.enter_context(written(texts.save))
+        hypotheses, references = aligned_lines(texts.outputs, files.reference)
         if saved is not None:
             saved.writelines(line + "\n" for line in hypotheses)
     _score(hypotheses, references, None, scoring, as_json)
@@ -61,12 +52,13 @@ def evaluate_translations(
     pairs: list[tuple[str, str]],
     loading: LoadOptions,
     scoring: ScoreOptions,
+    save: Path | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
     """Translate the sources of held-out pairs with a run or an ensemble, and print the scores."""
     with ExitStack() as stack:  # the file is opened before translating, so that a wrong path fails at once
-        saved = None if scoring.save is None else stack.enter_context(written(scoring.save))
+        saved = None if save is None else stack.enter_context(written(save))
         model = load(*runs, **loading.settings())
         logprobs, _ = model.score_pairs(pairs)
         tokens = sum(len(line) for line in logprobs)

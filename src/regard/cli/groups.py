@@ -58,6 +58,25 @@ class LoadOptions:
 
 
 @dataclass(frozen=True)
+class ScoreOptions:
+    """How held-out data are translated, and how translations are scored."""
+
+    beam: options.Beam = None
+    length_penalty: options.LengthPenalty = None
+    lowercase: options.Lowercase = False
+    moses: options.Moses = None
+    moses_reference: options.MosesReference = None
+
+    def decoding(self) -> dict[str, object]:
+        """The decoding settings that were given."""
+        return options.changed(beam=self.beam, length_penalty=self.length_penalty)
+
+    def given(self) -> dict[str, object]:
+        """The options that were given, for `options.refuse`."""
+        return options.changed(**vars(self) | {"lowercase": self.lowercase or None})
+
+
+@dataclass(frozen=True)
 class PairFileOptions:
     """Files of held-out pairs, in place of a split of the run's data, and where those data are."""
 

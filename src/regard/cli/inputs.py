@@ -66,7 +66,7 @@ class Input:
     def __init__(
         self, texts: Sequence[str] | None = None, file: Path | None = None, on_error: OnError | None = None
     ) -> None:
-        """By default, invalid bytes in a file raise an error, and those in standard input are replaced."""
+        """Invalid bytes are an error in a file, and replaced in standard input, unless `on_error` says otherwise."""
         self.done = 0  # lines read so far
         self._file = file
         self._arriving = False

@@ -15,14 +15,14 @@ MAX_THREADS = 1024  # each takes memory, and PyTorch fails on numbers that excee
 
 
 class OutputFormat(StrEnum):
-    """What each line of output holds."""
+    """The format of each line of output."""
 
     TEXT = "text"
     JSONL = "jsonl"
 
 
 class OnError(StrEnum):
-    """What to do with a line that is not valid UTF-8."""
+    """The treatment of lines that are not valid UTF-8."""
 
     REPLACE = "replace"
     SKIP = "skip"
@@ -37,7 +37,7 @@ class MaskMethodOption(StrEnum):
 
 
 class FillOption(StrEnum):
-    """What hidden pixels become."""
+    """The values of hidden pixels."""
 
     GREY = "grey"
     BLACK = "black"

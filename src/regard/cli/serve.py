@@ -17,7 +17,7 @@ from regard.server import service_server
 
 @dataclass(frozen=True)
 class AccessOptions:
-    """Where the server listens, and who may use it."""
+    """The address, and who may use the server."""
 
     host: Annotated[
         str,
@@ -43,7 +43,7 @@ class AccessOptions:
 
 @dataclass(frozen=True)
 class LimitOptions:
-    """How much the server accepts at once, and how long it takes."""
+    """Limits of memory, requests and time."""
 
     memory: Annotated[
         float,
@@ -64,7 +64,7 @@ class LimitOptions:
 
 @dataclass(frozen=True)
 class TLSOptions:
-    """Encryption."""
+    """The certificate for HTTPS."""
 
     tls_cert: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A certificate (PEM), for HTTPS.", show_default=False)

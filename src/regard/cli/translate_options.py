@@ -15,7 +15,7 @@ from regard.errors import UserError
 
 @dataclass(frozen=True)
 class FileOptions:
-    """Where lines come from and go to."""
+    """The input and the output."""
 
     input: Annotated[
         Path | None,
@@ -51,7 +51,7 @@ class FileOptions:
 
 @dataclass(frozen=True)
 class FormOptions:
-    """What is written for each line."""
+    """The form of the output."""
 
     form: options.Format = options.OutputFormat.TEXT
     markup: Annotated[
@@ -153,7 +153,7 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class TextOptions:
-    """What a translation must contain."""
+    """Constraints on translations."""
 
     prefix: Annotated[str | None, typer.Option(metavar="TEXT", help="Begin every translation with this text.")] = None
     source_tag: Annotated[
@@ -177,7 +177,7 @@ class TextOptions:
 
 
 class BatchEngine(StrEnum):
-    """What runs the translation."""
+    """The program that runs the translation."""
 
     LOCAL = "local"
     RAY = "ray"
@@ -185,7 +185,7 @@ class BatchEngine(StrEnum):
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Where the translation runs."""
+    """The engine, and its workers."""
 
     engine: Annotated[
         BatchEngine, typer.Option(help="local: in this process; ray: many files, on this machine or a cluster.")

@@ -231,7 +231,7 @@ def _documents(path: Path, kind: str, options: ReadOptions) -> Iterator[str]:
 
 
 def _held_out_start(corpus: Corpus, data: DataSettings) -> int:
-    """Where the held-out end of a text starts: an index of characters in a stream, otherwise of documents."""
+    """The start of the held-out end of a text: an index of characters in a stream, otherwise of documents."""
     total = sum(len(text) if data.documents == "stream" else 1 for text in _texts(corpus, data, "train"))
     return int(round(1 - data.held_out, 12) * total)  # 1 - 0.8 is slightly less than 0.2
 

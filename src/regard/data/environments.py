@@ -78,7 +78,7 @@ class KeyDoor:
         return "".join(cells)
 
     def image(self) -> Frame:
-        """What is in the present cell, and below it where in the corridor the cell is."""
+        """A picture of the present cell and, below it, of its place in the corridor."""
         width = 2 * (LENGTH + 2)
         image = np.full((30, width, 3), 235, np.uint8)
         image[20:22] = 120  # the floor

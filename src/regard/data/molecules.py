@@ -87,7 +87,7 @@ def _bond_features(bond: Any) -> list[str]:
 
 
 def atom_positions(smiles: str) -> npt.NDArray[np.float64]:
-    """Where chemists would draw the atoms: [atoms, 2], from 0 to 1."""
+    """Positions of the atoms in a structural formula: [atoms, 2], from 0 to 1."""
     molecule = parse_smiles(smiles)
     rdkit().rdDepictor.Compute2DCoords(molecule)
     points = np.array(molecule.GetConformer().GetPositions())[:, :2] * [1, -1]

@@ -142,7 +142,7 @@ class Packer(PlannedBatches):
         return np.split(pool[order], cuts[1:-1])
 
     def _limits(self, pairs: Array) -> list[tuple[Array, int]]:
-        """What fills a batch: counts for each of these pairs, and the budget of a batch."""
+        """Counts for each of these pairs, and the budgets of a batch for the sums of these counts."""
         sources, targets = self._source_lengths[pairs], self._target_lengths[pairs]
         return [(sources, self.source_budget), (targets, self.target_budget)]
 

@@ -70,7 +70,7 @@ LANGUAGES: tuple[Language, ...] = get_args(Language)
 
 
 class ShapeKind(NamedTuple):
-    """What a shape is like."""
+    """The kind of a shape."""
 
     shape: str
     colour: str
@@ -174,7 +174,7 @@ def _grid() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
 
 
 def _inside(shape: str, dx: npt.NDArray[np.float64], dy: npt.NDArray[np.float64]) -> Mask:
-    """Which points, relative to the centre and in units of the radius, a shape covers."""
+    """Whether a shape covers points, given relative to its centre in units of its radius."""
     if shape in ("square", "cross"):
         near, far = np.minimum(abs(dx), abs(dy)), np.maximum(abs(dx), abs(dy))
         covered = far <= 0.85 if shape == "square" else (near <= 0.3) & (far <= 1)
@@ -246,7 +246,7 @@ def _overlap(first: DrawnShape, second: DrawnShape) -> bool:
 
 
 def _relation(first: DrawnShape, second: DrawnShape) -> str | None:
-    """Where the first of two shapes is, seen from the second; None if that is not clear."""
+    """The relation of the first of two shapes to the second; None if it is not clear."""
     dx, dy = first.x - second.x, first.y - second.y
     if 2 * abs(dy) < abs(dx):
         return "left" if dx < 0 else "right"

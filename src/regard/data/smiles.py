@@ -31,7 +31,7 @@ def parse_smiles(smiles: str) -> Any:
 
 
 def spellings(smiles: str, count: int) -> Iterator[str]:
-    """So many random SMILES of a molecule, which begin at a random atom and take branches in random order."""
+    """Random SMILES of a molecule, which begin at a random atom and take branches in random order."""
     molecule, random = parse_smiles(smiles), Random(smiles)
     for _ in range(count):
         order = list(range(molecule.GetNumAtoms()))

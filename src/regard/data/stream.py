@@ -147,7 +147,7 @@ class PlannedBatches(BatchStream):
 
     @abstractmethod
     def _cost(self, members: Array) -> float:
-        """What a batch costs, in tokens, by which processes divide the work; only ratios matter."""
+        """The cost of a batch in tokens, by which processes divide the work; only ratios matter."""
 
     @abstractmethod
     def _read(self, members: Array) -> Batch:

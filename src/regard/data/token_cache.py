@@ -99,7 +99,7 @@ def _folder(encoder: CorpusEncoder, links: PairLinks | None) -> Path:
 
 
 def _inputs(encoder: CorpusEncoder) -> list[Any]:
-    """What identifies the input: files by name and content; a built-in corpus by the files that define it."""
+    """The identity of the input: names and contents of files; of a built-in corpus, those that define it."""
     if encoder.corpus.corpus is None:
         groups = files(encoder.corpus, encoder.data)
         return [_identity(file.absolute()) for group in groups for path in group for file in _in(path)]
@@ -109,7 +109,7 @@ def _inputs(encoder: CorpusEncoder) -> list[Any]:
 
 
 def _identity(path: Path) -> list[str]:
-    """What identifies a file on any machine: its name, which may tell its format, and its content."""
+    """The identity of a file on any machine: its name, which may tell its format, and its content."""
     return [path.name, content_digest(path.absolute())]
 
 
@@ -171,7 +171,7 @@ def _write(encoder: CorpusEncoder, links: PairLinks | None, progress: Progress, 
 
 
 def _blocks(encoder: CorpusEncoder, links: PairLinks | None, counts: Counter[str]) -> Iterator[TextBlock]:
-    """What is encoded at once: pairs or parts of a stream. Counts the pairs or lines as they are read."""
+    """Yield what is encoded at once, pairs or parts of a stream; count the pairs or lines as they are read."""
 
     def counted() -> Iterator[TextPair]:
         for pair in read_pairs(encoder.corpus, encoder.data):

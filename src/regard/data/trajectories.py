@@ -198,7 +198,7 @@ class Scaling:
 
     @classmethod
     def of(cls, scales: Sequence[tuple[float, float]]) -> Scaling:
-        """From the numbers in a run: mean and deviation of each number of a state, then those of returns."""
+        """Read the numbers in a run: mean and deviation of each number of a state, then those of returns."""
         table = np.array(scales, np.float32)
         return cls(table[:-1, 0], table[:-1, 1], float(table[-1, 1]))
 

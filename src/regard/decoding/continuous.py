@@ -40,7 +40,7 @@ class QueueFull(Exception):
 
 @dataclass
 class Turn:
-    """What one turn of the engine did."""
+    """The work of one turn of the engine."""
 
     rows: int  # sentences in the batches
     tokens: int  # that sentences have got

@@ -29,7 +29,7 @@ Outcome = tuple[list[Hypothesis], float]  # hypotheses, best first, and the smal
 
 @dataclass(frozen=True)
 class JobUpdate:
-    """What the engine reports to the caller of a job: new tokens of the first beam, or how it ended."""
+    """A report to the caller of a job: new tokens of the first beam, or how it ended."""
 
     number: int  # of the job, for its caller
     tokens: Sequence[int] = ()

@@ -36,7 +36,7 @@ class Stepper(Protocol):
     def start(self, source: Any) -> Any: ...
 
     def step(self, state: Any, tokens: Tensor) -> tuple[Tensor, Any]:
-        """As `SequenceModel.step`. The search overwrites the logits."""
+        """The same as `SequenceModel.step`. The search overwrites the logits."""
         ...
 
 

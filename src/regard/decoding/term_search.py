@@ -130,5 +130,5 @@ class TermSearchState(SearchState):
 
 
 def _ranking(scores: Tensor, unmet: Tensor) -> Tensor:
-    """What ranks hypotheses with these scores [N, F]: first the number of unmet terms, then the score."""
+    """Numbers that rank hypotheses with these scores [N, F]: by unmet terms first, then by score."""
     return scores.double() - UNMET_PENALTY * unmet

@@ -44,7 +44,7 @@ class Term:
 
 
 class TokenClasses(NamedTuple):
-    """Which tokens each class symbol matches, [V] bool each."""
+    """The tokens that each class symbol matches, [V] bool each."""
 
     left: Tensor  # a word may begin after it without a space; the beginning of the output counts as such a token
     inner: Tensor  # it is ordinary text: not the beginning of the output
@@ -126,7 +126,7 @@ class TermTable:
         return tokens.amax(-1).sum(-1) + (self.full > 0).sum(-1) + 1
 
     def hits(self, tokens: Tensor) -> Tensor:
-        """Which symbols each of tokens [N, K, M] matches: [N, K, M, C, A, L] bool."""
+        """Whether each of tokens [N, K, M] matches each symbol: [N, K, M, C, A, L] bool."""
         patterns = self.patterns[:, None, None]
         hit = patterns == tokens[..., None, None, None]
         belongs = self.classes[:, tokens.clamp(max=self.classes.shape[1] - 1)]  # [3, N, K, M]
@@ -146,7 +146,7 @@ def _rest(patterns: Tensor) -> Tensor:
 
 
 class Match(NamedTuple):
-    """What hypotheses have matched. Leading dimensions are those of the hypotheses."""
+    """The matches of hypotheses so far. Leading dimensions are those of the hypotheses."""
 
     partial: Tensor  # [..., C, A, L + 1] bool: the last tokens match the first l symbols of the pattern
     met: Tensor  # [..., C] bool: the term has occurred
@@ -161,7 +161,7 @@ class Candidates(NamedTuple):
 
 @dataclass(eq=False)
 class TermProgress:
-    """What each beam of a search has matched, in tensors that a step changes in place."""
+    """The matches of each beam of a search, in tensors that a step changes in place."""
 
     table: TermTable
     match: Match  # of the beams: [N, K, ...]
@@ -238,7 +238,7 @@ class TermProgress:
     # -- what candidates would match -----------------------------------------------------------------------------------
 
     def after(self, tokens: Tensor) -> Match:
-        """What each beam would have matched after each of tokens [N, K, M]: [N, K, M, ...]."""
+        """The matches of each beam after each of tokens [N, K, M]: [N, K, M, ...]."""
         match, hits = self._beams(tokens.shape[1]), self.table.hits(tokens)
         longer = match.partial[:, :, None, ..., :-1] & hits
         partial = F.pad(longer, (1, 0), value=True)
@@ -278,7 +278,7 @@ class TermProgress:
 
 
 def allowed(needed: Tensor, before: Tensor, tokens: Tensor, left: Tensor) -> Tensor:
-    """Which candidates [N, K, M] leave enough tokens for the terms that they do not contain yet.
+    """Whether candidates [N, K, M] leave enough tokens for the terms that they do not contain yet.
 
     `needed` [N, K, M] tokens suffice after the candidate, and `before` [N, K] before it, of `left` [N] tokens before
     it; the last one is for EOS. A beam that has too few for its terms is not restricted.

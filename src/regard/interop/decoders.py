@@ -211,7 +211,7 @@ class DecoderImporter:
         return table
 
     def _query_scale(self, settings: GPTSettings, folder: HFFolder) -> float:
-        """What queries are multiplied by, because our scores are divided by the root of the head width."""
+        """The factor of queries that turns our scale, one over the root of the head width, into theirs."""
         if not self.query_scalar:
             return 1.0
         features = settings.head_width or settings.width // settings.heads

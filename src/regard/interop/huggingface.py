@@ -34,7 +34,7 @@ from regard.text import Tokenizer, chat
 
 
 class Importer(Protocol):
-    """What reads a model type."""
+    """Reads a model type."""
 
     def read(self, folder: HFFolder, header: Mapping[str, TensorInfo]) -> Imported:
         """Convert config.json and the tokenizer's files to a recipe and tokenizers, with a map of the tensors."""
@@ -44,7 +44,7 @@ class Importer(Protocol):
 
 
 class Converter(Importer, Protocol):
-    """What the module of a model type defines that is also exported."""
+    """Reads and writes a model type."""
 
     def entries(self, recipe: Recipe, source: Tokenizer, target: Tokenizer) -> list[Entry]:
         """The table of tensor names."""

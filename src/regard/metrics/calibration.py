@@ -69,7 +69,7 @@ def expected_calibration_error(confidence: Sequence[float], correct: Sequence[fl
 
 
 def correct_words(output: Sequence[str], reference: Sequence[str]) -> list[bool]:
-    """Which words of an output are in a longest common subsequence with the reference.
+    """Whether each word of an output is in a longest common subsequence with the reference.
 
     >>> correct_words("el gato negro ve".split(), "un gato ve".split())
     [False, True, False, True]

@@ -38,7 +38,7 @@ class ClassScores:
 
     @property
     def f1(self) -> list[float]:
-        """Of each class, the harmonic mean of precision and recall, from 0 to 100; 0 if nothing of it was right.
+        """The harmonic mean of precision and recall of each class, from 0 to 100; 0 if nothing of it was right.
 
         2 · right / (predicted + actual), which is 0 / 0 for a class that neither occurs nor was predicted: 0 too.
         """

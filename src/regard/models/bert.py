@@ -258,7 +258,7 @@ class Bert(SequenceModel):
         return taps.tap(self, "logits", self._classes(self.encode(batch.source), batch.source.layout))
 
     def logit_lens(self, stream: Tensor, batch: SeqBatch | TextClassBatch) -> Tensor:
-        """As `logits`, from the residual stream [S, D] after any block."""
+        """The same as `logits`, from the residual stream [S, D] after any block."""
         x = self.encoder.last_norm(stream)
         if self.settings.task == "fill":
             return self.project(self.mlm_head(x))

@@ -29,7 +29,7 @@ class DecodingState(Protocol):
 
 @dataclass(frozen=True)
 class StaticShape:
-    """What is constant in a state for CUDA graphs: N sentences of K beams, and capacities in tokens."""
+    """The constant sizes of a state for CUDA graphs: N sentences of K beams, and capacities in tokens."""
 
     sentences: int
     beams: int

@@ -205,7 +205,7 @@ class GraphModel(SequenceModel):
 
 
 def _graph_head(settings: GraphSettings, target_size: int) -> nn.Module:
-    """From the pooled vector of a graph to its outputs, which start as 0: sums over large graphs are large numbers."""
+    """Map the pooled vector of a graph to its outputs, which start as 0: sums over large graphs are large numbers."""
     last = nn.Linear(settings.width, target_size)
     nn.init.zeros_(last.weight)
     if settings.pooling != "mean-sum":

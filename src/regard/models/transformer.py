@@ -51,7 +51,7 @@ class EncoderDecoder(SequenceModel):
             self.output_bias = nn.Parameter(torch.zeros(target_size))
 
     def embed_source(self, source: Any) -> tuple[Tensor, PackedLayout]:
-        """What the encoder reads: vectors [S, D] of the source, and their layout, which may be shorter than its own."""
+        """Embed the source: vectors [S, D], and their layout, which may be shorter than that of the source."""
         raise NotImplementedError  # implemented by each family
 
     def encoded_length(self, length: int) -> int:

@@ -15,7 +15,7 @@ from regard.nn import positions
 
 
 class EmbeddingSettings(Protocol):
-    """What an embedding reads of a family's settings."""
+    """The settings of a family that an embedding reads."""
 
     @property
     def width(self) -> int: ...

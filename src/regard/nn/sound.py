@@ -21,7 +21,7 @@ KERNEL, STRIDE, PADDING = 3, 2, 1  # of a convolution, which halves the frames
 
 
 class SoundSettings(Protocol):
-    """What a sound embedding reads of a family's settings."""
+    """The settings of a family that a sound embedding reads."""
 
     @property
     def width(self) -> int: ...
@@ -73,7 +73,7 @@ class SoundEmbedding(nn.Module):
 
 
 def subsampled(length: int, factor: int) -> int:
-    """What is left of `length` frames.
+    """The number of frames after subsampling `length` frames.
 
     >>> subsampled(98, 4), subsampled(1, 4)
     (25, 1)

@@ -61,7 +61,7 @@ class ScalingPoint:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `regard plan` prints."""
+    """The result of `regard plan`."""
 
     hardware: Hardware
     gpus: int

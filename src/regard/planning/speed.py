@@ -41,7 +41,7 @@ def seconds(kernels: Iterable[Kernel], device: Hardware, compiled: bool = False)
 
 @dataclass(frozen=True)
 class Cluster:
-    """So many equal devices in nodes of `per_node`."""
+    """Equal devices in nodes of `per_node`."""
 
     device: Hardware
     ranks: int
@@ -96,7 +96,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Compute:
-    """What one rank does alone: seconds of one micro-batch and of the update, and the sizes that it communicates."""
+    """The work of one rank: seconds of one micro-batch and of the update, and the sizes that it communicates."""
 
     micro_batch: float
     update: float

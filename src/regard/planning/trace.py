@@ -49,7 +49,7 @@ GATHERS = ("embedding", "index_select", "gather", "index")  # read as many bytes
 
 @dataclass(frozen=True)
 class Kernel:
-    """What one operator computes and moves."""
+    """The arithmetic and the memory traffic of one operator."""
 
     name: str
     flops: float

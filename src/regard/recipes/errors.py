@@ -46,7 +46,7 @@ class SettingsLayer:
     sets: tuple[str, ...] = ()  # for the command line: section.key=value, as typed
 
     def where(self, key: Key) -> str:
-        """Where `key` was set: `my.toml, line 3`, or `--set training.steps=-3`."""
+        """The place where `key` was set: `my.toml, line 3`, or `--set training.steps=-3`."""
         if self.sets:
             typed = [entry for entry in self.sets if _overlap(key_of(entry), _dotted(key))]
             return " ".join(f"--set {entry}" for entry in typed or self.sets)

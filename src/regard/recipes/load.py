@@ -224,7 +224,7 @@ def _absolute_folder(table: Table, start: str) -> None:
 
 
 def _default_folder(layers: list[SettingsLayer]) -> None:
-    """If no layer sets `data.folder`, set it to the folder of the last file that names data; see `load`."""
+    """Set `data.folder`, unless a layer does, to the folder of the last file that names data; see `load`."""
     data = [_section(layer.table, "data") for layer in layers]
     if layers[-1].folder is None or any("folder" in section for section in data):
         return

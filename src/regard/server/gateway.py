@@ -81,7 +81,7 @@ class Payload(BaseModel):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server accepts."""
+    """Limits of requests."""
 
     characters: int = 50_000  # of all texts of a request
     texts: int = 256  # of a request

@@ -28,7 +28,7 @@ MIN_TEMPERATURE = 0.01  # below it, the most likely token is taken; dividing by 
 
 
 class SamplingBody(Payload):
-    """What completions and chat completions have in common."""
+    """The fields that completions and chat completions have in common."""
 
     model: str
     max_tokens: Annotated[int, Field(ge=1)] | None = None

@@ -61,7 +61,7 @@ class TranslateAnswer(BaseModel):
 
 @dataclass(frozen=True)
 class TranslateOptions:
-    """What is asked of each translation."""
+    """Options of a request, for each of its translations."""
 
     nbest: int = 1
     html: bool = False

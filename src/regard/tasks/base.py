@@ -25,7 +25,7 @@ Output = Literal["sequence", "fills", "class", "numbers"]
 
 @dataclass(frozen=True)
 class TraceSpec:
-    """What a trace of a model shows, as plain data, so that tasks do not import `interpret`.
+    """The contents of a trace of a model, as plain data, so that tasks do not import `interpret`.
 
     `kind` is the name of the task in a trace's header (`model.task`), which pictures and the page read. `input_sides`
     are the token sides of a trace that hold what the model reads: "source", "inputs" or both. `joined` says that input
@@ -49,7 +49,7 @@ class Dataset(ABC):
 
 
 class Task(ABC):
-    """What a model is trained for. One instance serves one recipe.
+    """The purpose of a model. One instance serves one recipe.
 
     Methods that need the tokenizers of a run take its run directory. The attributes answer what other modules want to
     know of a run; nothing outside `models`, `tasks`, `recipes` and `interop` needs to know the model family or the kind
@@ -81,14 +81,14 @@ class Task(ABC):
 
     @property
     def members(self) -> str:
-        """What the data are made of, in messages: "pairs", "documents", "lines"."""
+        """The unit of the data in messages: "pairs", "documents", "lines"."""
         if self.data != "text":
             return self.data
         return "lines" if self.recipe.data.documents == "stream" else "documents"
 
     @property
     def trained_on(self) -> str:
-        """What the data are, in messages: "pairs", "plain text"."""
+        """The kind of the data in messages: "pairs", "plain text"."""
         return _DATA.get(self.data, self.data)
 
     @classmethod
@@ -155,7 +155,7 @@ class Task(ABC):
 
     @abstractmethod
     def describe(self, run: RunDir, dataset: Dataset, static: bool) -> list[str]:
-        """What is trained on, in lines for the log."""
+        """Describe the training data in lines for the log."""
 
     # -- measuring ----------------------------------------------------------------------------------------------------
 
@@ -165,4 +165,4 @@ class Task(ABC):
 
     @abstractmethod
     def workload(self, run: RunDir, model: SequenceModel, inputs: list[Any]) -> tuple[str, Callable[[], int]]:
-        """What a benchmark does with a model, in words, and a call that does it and counts the output tokens."""
+        """The work of a benchmark in words, and a function that does it and counts the output tokens."""

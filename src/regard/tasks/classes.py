@@ -75,7 +75,7 @@ class PredictionTask(Task):
 
     @abstractmethod
     def prediction(self, run: RunDir, row: Tensor) -> Any:
-        """What a row of the model's output predicts for an input, as a dataclass with a field `truncated`."""
+        """The prediction that a row of the model's output means, as a dataclass with a field `truncated`."""
 
     def predict(
         self,

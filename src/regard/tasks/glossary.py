@@ -46,7 +46,7 @@ class GlossaryEntry:
 
 @dataclass(frozen=True)
 class Requirement:
-    """What one translation must contain: any of `forms`; or, with `avoid`, none of them."""
+    """A requirement on a translation: it must contain any of `forms`; or, with `avoid`, none of them."""
 
     source: str  # as it occurs in the sentence
     forms: tuple[str, ...]
@@ -156,7 +156,7 @@ class Glossary:
         return entries
 
     def requirements(self, sentence: str) -> list[Requirement]:
-        """What the translation of a sentence must and must not contain."""
+        """The requirements on the translation of a sentence."""
         found = [("", False, entry) for entry in self._by_source.get("", [])]
         for source, start, stop in self._index.find(sentence):
             text, first = sentence[start:stop], not sentence[:start].strip()
@@ -225,7 +225,7 @@ def _patterns(form: str, tokenizer: Tokenizer) -> Sequence[tuple[int, ...]]:
 
 @lru_cache(maxsize=8)
 def token_classes(tokenizer: Tokenizer) -> TokenClasses:
-    """Where words may begin and end in the texts of a vocabulary."""
+    """The tokens at which words may begin and end, by the texts of a vocabulary."""
     first = tokenizer.first
     ids = range(first, len(tokenizer))
     texts = tokenizer.token_texts([first, *ids])[1:]  # not the beginning of a text

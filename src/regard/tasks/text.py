@@ -85,7 +85,7 @@ class TextTask(Task):
         return locate(guided, self.recipe.data.folder)
 
     def target_encoder(self, run: RunDir) -> Tokenizer | LabelEncoder:
-        """What encodes the targets in the token cache."""
+        """The encoder of the targets in the token cache."""
         return run.tokenizers[1]
 
     def stream(self, run: RunDir, dataset: Dataset, static: bool) -> BatchStream:

@@ -127,7 +127,7 @@ class EMA:
 
 
 class StateSaver(Protocol):
-    """What writes the state of a run."""
+    """Writes the state of a run."""
 
     def save_state(self, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None: ...
 

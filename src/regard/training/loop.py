@@ -152,7 +152,7 @@ class Trainer:
         self.progress.finished = False
 
     def _stop_if_nonfinite(self) -> None:
-        """If a loss was not finite, save the batch and stop with advice. The last saved state is untouched."""
+        """Save the batch and stop with advice if a loss was not finite. The last saved state is untouched."""
         if not self.training_step.nonfinite.item():
             return
         step, accumulate = int(self.training_step.nonfinite_step.item()), self.settings.accumulate

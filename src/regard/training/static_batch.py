@@ -44,7 +44,7 @@ class BufferField:
 
 
 class StaticBatchShape(Generic[AnyBatch]):
-    """What all batches of a run have in common, read off one of them: fields, dtypes, shapes and bounds of layouts.
+    """Fields, dtypes, shapes and bounds of layouts that all batches of a run share, read from one of them.
 
     A layout without `bounds` has to be the same in all batches. Fields that share an object share it in all batches.
     """

@@ -96,7 +96,7 @@ class TrainingStep:
         self.loss += loss.detach()
 
     def _weighted(self, loss: Tensor) -> Tensor:
-        """What the gradient is taken of: the summed loss over the number of targets."""
+        """The mean loss per target, whose gradient is computed."""
         return loss * self.scalars[0]
 
     def _forward(self, batch: Batch) -> Tensor:

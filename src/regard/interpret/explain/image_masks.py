@@ -43,7 +43,7 @@ class GridMasks:
         return -(-max(self.height, self.width) // self.cells)
 
     def draw(self, numbers: Sequence[int], sampling: Sampling) -> NDArray[np.float32]:
-        """From 0 (hidden) to 1 (kept), [B, height * width]."""
+        """Draw masks from 0 (hidden) to 1 (kept), [B, height * width]."""
         rows, columns = (-(-side // self.cell) + 2 for side in (self.height, self.width))
         uniform, unpaired = mask_uniforms(numbers, rows * columns + 2, sampling)
         kept = (uniform[:, 2:] < sampling.keep).astype(np.float32).reshape(-1, rows, columns)

@@ -23,7 +23,7 @@ BEFORE = "Does {} come before {}?"
 
 
 class Prefers(Protocol):
-    """What sorting needs of a judge."""
+    """The part of a judge that sorting needs."""
 
     def prefers(self, a: Any, b: Any) -> bool: ...
 
