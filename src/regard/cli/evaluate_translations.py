@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from regard import devices
 from regard.api import load
 from regard.cli import decoders
 from regard.cli.groups import LoadOptions, PairFileOptions, ScoreOptions
@@ -60,6 +61,7 @@ def evaluate_translations(
     with ExitStack() as stack:  # the file is opened before translating, so that a wrong path fails at once
         saved = None if save is None else stack.enter_context(written(save))
         model = load(*runs, **loading.settings())
+        stack.enter_context(devices.held_memory(model.device))
         logprobs, _ = model.score_pairs(pairs)
         tokens = sum(len(line) for line in logprobs)
         perplexity = math.exp(min(-sum(map(sum, logprobs)) / max(tokens, 1), 80))
