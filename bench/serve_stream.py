@@ -3,7 +3,7 @@
     python -m bench.serve_stream [--size small] [--tokens 200] [--clients 1 8] [--repeats 5] [--threads 2]
 
 A GPT with random weights continues prompts greedily by up to --tokens tokens. Offline: one prompt at a time in a
-process of its own. Served: clients of `/v1/completions` that send one request after the other, for whole answers and for
+process of its own. Served: clients of `/v1/completions` that send one request after another, for whole answers and for
 server-sent events. They take turns, and the medians are printed with the least and greatest values.
 """
 
