@@ -25,7 +25,7 @@ from regard.runs import LoadedRun
 
 
 @dataclass(frozen=True)
-class TextOptions:
+class PlainTextOptions:
     """How plain text is scored."""
 
     text: Annotated[
@@ -51,7 +51,7 @@ def evaluate(
         typer.Option(metavar="NAME", help="The split to score: test, valid, or another one of a built-in corpus."),
     ] = "test",
     files: PairFileOptions,
-    texts: TextOptions,
+    texts: PlainTextOptions,
     outputs: OutputOptions,
     scoring: ScoreOptions,
     as_json: options.Json = False,
@@ -113,7 +113,7 @@ class Evaluation:
     others: list[Path]
     split: str
     files: PairFileOptions
-    texts: TextOptions
+    texts: PlainTextOptions
     outputs: OutputOptions
     scoring: ScoreOptions
     as_json: bool
