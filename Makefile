@@ -75,7 +75,7 @@ audit: $(READY) ## compare the dependencies with known vulnerabilities (needs a 
 # The peers, and regard itself, live apart from .venv: what they need is not what regard needs. torch is the same one.
 $(PEERS)/.ready: pyproject.toml constraints.txt bench/requirements.txt
 	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r bench/requirements.txt -e .
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r bench/requirements.txt -e '.[serve]'
 	@touch $@
 
 bench: $(PEERS)/.ready ## training, decoding, packing and start-up on this CPU, beside the peers (about 10 minutes; BENCH=--quick)

@@ -76,7 +76,7 @@ def start(system: str, folder: Path, threads: int) -> subprocess.Popen[bytes]:
     else:
         command = ["-m", "bench.serve_load", "--peer", system, "--folder", str(folder), "--threads", str(threads)]
     server = subprocess.Popen(
-        [sys.executable, *command], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, *command], env=environment, stdout=subprocess.DEVNULL
     )
     for _ in range(600):
         time.sleep(0.2)
@@ -84,7 +84,9 @@ def start(system: str, folder: Path, threads: int) -> subprocess.Popen[bytes]:
             ask("w5 w6 w7")
             return server
         except OSError:
-            continue
+            if server.poll() is not None:
+                break
+    server.kill()
     raise RuntimeError(f"{system} did not start")
 
 

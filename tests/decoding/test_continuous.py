@@ -17,6 +17,7 @@ from torch import Tensor
 from regard import cancel
 from regard.decoding import Hypothesis, Report, SearchRequest, search
 from regard.decoding.continuous import Engine, EngineRunner
+from regard.decoding.engine_thread import EngineThread
 from regard.decoding.running_batch import Job, JobUpdate
 from regard.decoding.watching import Beams, Watch
 from regard.errors import UserError
@@ -310,3 +311,43 @@ def test_a_closed_engine_ends_its_callers() -> None:
         search(model, request, run=EngineRunner(engine))
     with pytest.raises(RuntimeError, match="closed"):
         search(model, request, run=EngineRunner(engine))
+
+
+def test_engines_that_share_a_thread_take_turns_in_it() -> None:
+    thread = EngineThread()
+    computing: list[int] = []
+
+    def record(*_: object) -> None:
+        computing.append(threading.get_ident())
+
+    models = [model_of("transformer").double(), model_of("gpt").double()]
+    for module in (module for model in models for module in model.modules()):
+        if isinstance(module, torch.nn.LayerNorm):
+            module.register_forward_hook(record)
+    engines = [Engine(model, thread=thread).start() for model in models]
+    found: dict[int, list[list[Hypothesis]]] = {}
+
+    def translate(number: int) -> None:
+        request = request_of([5, 6, 7, EOS], number, {"beam": 2, "min_length": 12, "max_extra": 20})
+        found[number] = search(models[number], request, run=EngineRunner(engines[number]))
+
+    callers = [threading.Thread(target=translate, args=(number,)) for number in range(2)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert len(set(computing)) == 1 and threading.get_ident() not in computing
+    for number, model in enumerate(models):
+        request = request_of([5, 6, 7, EOS], number, {"beam": 2, "min_length": 12, "max_extra": 20})
+        assert [h.tokens for h in found[number][0]] == [h.tokens for h in search(model, request)[0]]
+
+    engines[0].close()
+    with pytest.raises(RuntimeError, match="closed"):
+        translate(0)
+    translate(1)  # the other one goes on
+    engines[1].close()
+    with pytest.raises(RuntimeError, match="closed"):
+        translate(1)
+    again = Engine(models[0], thread=thread).start()  # after the thread has ended
+    assert search(models[0], request_of([7, EOS], 0, {"beam": 2}), run=EngineRunner(again))[0]
+    again.close()

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard import __version__, tasks, tensor_io
+from regard import __version__, devices, tasks, tensor_io
 from regard.api import Model, load
 from regard.batch import BatchTranslator, find_shards, translate_folder
 from regard.cli import decoders, options
@@ -114,7 +114,8 @@ def translate(
     source = Input([line for sentence in text or [] for line in sentence.split("\n")], files.input, files.errors)
     if source.interactive and not quiet:
         note("Type a sentence and press Enter; Ctrl-D ends.")
-    _write(_job(model, translator, form, texts.prefix, quiet), source, files, model)
+    with devices.held_memory(model.device):
+        _write(_job(model, translator, form, texts.prefix, quiet), source, files, model)
 
 
 def _with_ray(translator: BatchTranslator, files: FileOptions, engine: EngineOptions, quiet: bool) -> None:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
-from threading import Condition, Thread
 
 import torch
 
 from regard import cancel
 from regard.decoding.constraints import Constraints
 from regard.decoding.cuda_graphs import CapturedRunner
+from regard.decoding.engine_thread import EngineThread
 from regard.decoding.results import Hypothesis
 from regard.decoding.running_batch import Job, JobUpdate, Outcome, RunningBatch
 from regard.decoding.search import Results, SearchRequest, Stepper
@@ -47,10 +47,11 @@ class Turn:
 
 
 class Engine:
-    """Searches with one model for many callers at once, in continuous batches; start its thread with `start`.
+    """Searches with one model for many callers at once, in continuous batches, from `start` on.
 
     Every turn, waiting jobs join, and each batch takes a step. Callers take turns, so that a caller with few jobs does
     not wait for all jobs of another. How many sentences are in the batches, and how many wait, is limited.
+    Engines of one process share a thread to compute in (`EngineThread` says why).
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Engine:
         queue: int = MAX_QUEUE,
         observe: Callable[[Turn], None] | None = None,
         runner: StaticRunner | None = None,
+        thread: EngineThread | None = None,
     ) -> None:
         self.device = next(model.parameters()).device
         if not model.has_static_state:
@@ -79,8 +81,8 @@ class Engine:
         self._count = 0  # jobs that wait
         self._joining: list[Job] = []  # those that this turn has taken
         self._batches: dict[object, RunningBatch] = {}
-        self._changed, self._closed = Condition(), False
-        self._thread = Thread(target=self._run, name="regard-engine", daemon=True)
+        self.thread, self.is_closed = thread or EngineThread(), False
+        self._changed = self.thread.changed
 
     @property
     def waiting(self) -> int:
@@ -92,28 +94,31 @@ class Engine:
         """Sentences in the batches."""
         return sum(len(batch.live) for batch in list(self._batches.values()))
 
+    @property
+    def has_work(self) -> bool:
+        """Whether there is a turn to take, or the engine is to be ended."""
+        return bool(self.is_closed or self._waiting or self._batches)
+
     def start(self) -> Engine:
-        self._thread.start()
+        self.thread.add(self)
         return self
 
     def close(self) -> None:
-        """End the thread; jobs that are not done fail."""
+        """End the engine; jobs that are not done fail."""
         with self._changed:
-            self._closed = True
-            self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join()
+            self.is_closed = True
+            self.thread.wait_for_end(self)
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Let the jobs of a caller wait; they are refused if others wait and there would be too many."""
         with self._changed:
-            if self._closed:
+            if self.is_closed:
                 raise RuntimeError("the engine is closed")
             if self._count and self._count + len(jobs) > self.queue:
                 raise QueueFull(f"{self._count} sentences are waiting")
             self._waiting.append(deque(jobs))
             self._count += len(jobs)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def withdraw(self, jobs: Sequence[Job]) -> None:
         """Forget the jobs of a caller that no longer waits for them."""
@@ -124,16 +129,15 @@ class Engine:
             self._waiting = deque(jobs for jobs in waiting if jobs)
             self._count = sum(map(len, self._waiting))
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._waiting or self._batches)
-                if self._closed:
-                    break
-            try:
-                self.turn()
-            except Exception as error:
-                self._fail(error)
+    def run_turn(self) -> None:
+        """Take a turn; if it fails, all jobs fail with it."""
+        try:
+            self.turn()
+        except Exception as error:
+            self._fail(error)
+
+    def end(self) -> None:
+        """Fail the jobs that are not done."""
         ended = RuntimeError("the engine was closed")
         for batch in self._batches.values():
             batch.fail(ended)

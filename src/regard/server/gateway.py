@@ -12,6 +12,7 @@ from threading import BoundedSemaphore
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
+import torch
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -98,7 +99,8 @@ class Gateway:
         self.pool, self.access, self.limits, self.metrics = pool, access, limits, metrics
         self.draining = False
         self._free = BoundedSemaphore(limits.requests)
-        self._threads = ThreadPoolExecutor(limits.requests, thread_name_prefix="request")
+        # PyTorch uses one core in these threads, and all of them in the thread of the engines (see `EngineThread`).
+        self._threads = ThreadPoolExecutor(limits.requests, "request", torch.set_num_threads, (1,))
 
     async def read(self, request: Request, kind: type[Body]) -> Body:
         """Read the body (JSON, a form, or the query), check the key, and validate the fields."""

@@ -15,6 +15,7 @@ from typing import Any
 from regard import devices, tasks
 from regard.data.corpora import corpora
 from regard.decoding.continuous import MAX_QUEUE, Engine, EngineRunner, Turn
+from regard.decoding.engine_thread import EngineThread
 from regard.errors import UserError, first_line
 from regard.run_dir import RunDir
 from regard.runs import LoadedRun
@@ -132,6 +133,7 @@ class ModelPool:
         self.device, self.memory, self.rows, self.queue, self.observe = device, memory, rows, queue, observe
         self.runs: dict[str, ServedRun] = {}
         self._lock = threading.Lock()
+        self._thread = EngineThread()
         for argument in runs:
             given, path = split_name(argument)
             run = RunDir(path)
@@ -250,7 +252,14 @@ class ModelPool:
         if _stamp(served.path) != stamp:
             raise Unavailable("its files are being replaced")
         observe = None if self.observe is None else self._observer(served.name)
-        engine = Engine(model.module, precision=model.precision, rows=self.rows, queue=self.queue, observe=observe)
+        engine = Engine(
+            model.module,
+            precision=model.precision,
+            rows=self.rows,
+            queue=self.queue,
+            observe=observe,
+            thread=self._thread,
+        )
         size = sum(parameter.numel() * parameter.element_size() for parameter in model.module.parameters())
         active = ActiveModel(model, engine.start(), stamp, size, served.glossary)
         with self._lock:

@@ -5,11 +5,11 @@ An interface is a module with a function `routes(gateway)` that returns an `APIR
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
 import math
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -39,7 +39,7 @@ def application(pool: ModelPool, access: Access, limits: Limits, metrics: Metric
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        asyncio.get_running_loop().run_in_executor(None, pool.load_all)
+        threading.Thread(target=pool.load_all, name="regard-models", daemon=True).start()
         yield
         gateway.close()
 
