@@ -144,8 +144,8 @@ def _translator(model: Model, nbest: int, search: SearchOptions) -> Translator:
 def _job(model: Model, translator: Translator, form: FormOptions, prefix: str | None, quiet: bool) -> TranslateJob:
     if form.markup:
         return MarkupJob(translator, form.form, form.nbest, prefix, quiet, align=model.word_links)
-    judge = partial(confidence, tokenizer=translator.tokenizers[1], calibration=model.calibration)
-    return TranslateJob(translator, form.form, form.nbest, prefix, quiet, judge if form.confidence else None)
+    confidence_of = partial(confidence, tokenizer=translator.tokenizers[1], calibration=model.calibration)
+    return TranslateJob(translator, form.form, form.nbest, prefix, quiet, confidence_of if form.confidence else None)
 
 
 def _write(job: TranslateJob, source: Input, files: FileOptions, model: Model) -> None:
@@ -197,7 +197,7 @@ def _settings(model: Model, job: TranslateJob) -> dict[str, Any]:
         "prefix": job.prefix,
         "nbest": job.nbest,
         "format": str(job.form),
-        "confidence": job.judge is not None,
+        "confidence": job.confidence_of is not None,
         "markup": isinstance(job, MarkupJob),
         "glossary": [] if translator.glossary is None else [asdict(entry) for entry in translator.glossary.entries],
     }

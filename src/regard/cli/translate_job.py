@@ -23,7 +23,7 @@ class TranslateJob:
     nbest: int
     prefix: str | None
     quiet: bool
-    judge: Callable[[Answer], Confidence] | None = None  # None: no confidences
+    confidence_of: Callable[[Answer], Confidence] | None = None  # None: no confidences
 
     def translate(self, chunk: Chunk, progress: Callable[[int], None] | None = None) -> Iterator[str]:
         """Yield the lines of output for a chunk of input; `progress` is called with the number of lines done."""
@@ -50,8 +50,8 @@ class TranslateJob:
             entry: dict[str, object] = {"source": line.text, **nbest[0], "truncated": answer.truncated}
             if line.error is not None:
                 entry["error"] = line.error
-            if self.judge is not None:
-                entry.update(_confidence_fields(self.judge(answer)))
+            if self.confidence_of is not None:
+                entry.update(_confidence_fields(self.confidence_of(answer)))
             if self.translator.glossary is not None:
                 entry["unmet"] = [str(requirement) for requirement in answer.unmet]
             if self.nbest > 1:
@@ -74,16 +74,16 @@ class MarkupJob(TranslateJob):
         """Yield the lines of output for a chunk of input."""
         if not self.quiet:
             chunk.warn()
-        found = translate_documents(self.translator, self.align, chunk.texts, format="html", prefix=self.prefix)
+        documents = translate_documents(self.translator, self.align, chunk.texts, format="html", prefix=self.prefix)
         if progress is not None:
-            progress(len(found))
-        for number, translated in enumerate(found, chunk.first + 1):
+            progress(len(documents))
+        for number, translated in enumerate(documents, chunk.first + 1):
             unmet = [requirement for answer in translated.answers for requirement in answer.unmet]
             for requirement in () if self.quiet else unmet:
                 note(f"regard: warning: line {number}: {requirement}")
             yield translated.texts[0]
 
 
-def _confidence_fields(found: Confidence) -> dict[str, object]:
-    words = [{"text": word.text, "confidence": round(word.confidence, 4)} for word in found.words]
-    return {"confidence": round(found.sentence, 4), "calibrated": found.calibrated, "words": words}
+def _confidence_fields(confidence: Confidence) -> dict[str, object]:
+    words = [{"text": word.text, "confidence": round(word.confidence, 4)} for word in confidence.words]
+    return {"confidence": round(confidence.sentence, 4), "calibrated": confidence.calibrated, "words": words}

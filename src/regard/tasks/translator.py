@@ -52,7 +52,7 @@ class Translator:
     source_tag: str | None = None
     target_tag: str | None = None
     seed: int = 0
-    front: tuple[int, ...] = ()  # special tokens before every source
+    source_prefix: tuple[int, ...] = ()  # special tokens before every source
     shares_context: bool = False  # whether `longest` is the maximum of source and target together
     precision: str = "auto"  # on a GPU, as in `regard.precision`
     runner: Runner | None = None  # runs the searches, given sources on the host; None: the fastest
@@ -80,7 +80,7 @@ class Translator:
             recipe.data.lowercase,
             first.source_tag,
             first.target_tag,
-            front=prefix_ids(recipe),
+            source_prefix=prefix_ids(recipe),
             shares_context=recipe.model.shares_context,
             precision=recipe.training.precision,
         )
@@ -97,7 +97,7 @@ class Translator:
             tag=self.source_tag,
             max_len=self.budget.source,
             lowercase=self.lowercase,
-            prefix=self.front,
+            prefix=self.source_prefix,
         )
         return [t if line.strip() else [] for t, line in zip(tokens, lines, strict=True)], cut
 
