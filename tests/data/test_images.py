@@ -84,6 +84,25 @@ def test_other_sizes_are_scaled_and_cropped_to_the_centre() -> None:
     np.testing.assert_array_equal(RGB.of_array(noise(0, 8, 8, 3) / 255.0), noise(0, 8, 8, 3))
 
 
+def test_other_sizes_are_stretched_if_asked(tmp_path: Path) -> None:
+    wide = noise(2, 10, 30, 3)
+    nearest = ImageShape(8, 3, "stretch", "nearest").of_array(wide)
+    rows, columns = (np.arange(8) + 0.5) * 10 // 8, (np.arange(8) + 0.5) * 30 // 8  # the centres of the new pixels
+    np.testing.assert_array_equal(nearest, wide[rows.astype(int)[:, None], columns.astype(int)])
+    pil.fromarray(noise(3, 400, 640, 3)).save(tmp_path / "large.jpg")
+    found = ImageShape(8, 3, "stretch", "bilinear").read(tmp_path / "large.jpg")
+    whole = pil.open(tmp_path / "large.jpg").resize((8, 8), pil.Resampling.BILINEAR)
+    np.testing.assert_array_equal(found, np.asarray(whole))
+
+
+def test_the_cache_tells_how_images_were_scaled(tmp_path: Path) -> None:
+    home = folder(tmp_path, {"cat": 1, "dog": 1}, side=12)
+    open_images(str(home), data(home), RGB)
+    assert is_decoded(str(home), data(home), ImageShape(8, 3, "crop", "bicubic"))
+    for other in (ImageShape(8, 3, "stretch"), ImageShape(8, 3, "crop", "box")):
+        assert not is_decoded(str(home), data(home), other)
+
+
 def test_a_folder_gives_one_image_of_each_class_in_turn(tmp_path: Path) -> None:
     home = folder(tmp_path, {"cat": 3, "dog": 1, "owl": 2})
     (home / "cat" / "notes.txt").write_text("not an image")

@@ -14,6 +14,7 @@ from safetensors.torch import load, save_file
 from test_decoders import CASES
 from test_decoders import folder_of as decoder_folder
 from test_huggingface import bert_folder, gpt2_folder, marian_folder
+from test_images import vit_folder
 from test_translators import CASES as TRANSLATORS
 from test_translators import folder_of as translator_folder
 
@@ -26,6 +27,7 @@ MAKERS: dict[str, Callable[[Path], Any]] = {
     "marian": marian_folder,
     "llama": lambda path: decoder_folder(CASES["llama 2"], path),
     "t5": lambda path: translator_folder(TRANSLATORS["t5 v1.1"], path),
+    "vit": vit_folder,
 }
 ABSURD = 10**12
 
@@ -71,6 +73,8 @@ def change(folder: Path, file: str, **fields: Any) -> None:
         ("llama", ["num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"]),
         ("t5", ["num_layers", "num_decoder_layers", "d_model", "d_kv", "num_heads", "d_ff", "vocab_size"]),
         ("t5", ["relative_attention_num_buckets", "relative_attention_max_distance"]),
+        ("vit", ["num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size"]),
+        ("vit", ["image_size", "patch_size", "num_channels"]),
         ("gpt2", ["n_layer", "n_embd", "n_head", "n_inner", "n_positions", "vocab_size"]),
         (
             "bert",
@@ -222,6 +226,36 @@ def test_tensors_and_settings_of_t5_are_compared(copied: Callable[[str], Path]) 
         (folder / "config.json").write_text(sound_config)
     (folder / "tokenizer.json").unlink()
     assert "has no tokenizer.json" in refused(folder)
+
+
+def test_tensors_of_vit_are_compared(copied: Callable[[str], Path]) -> None:
+    folder = copied("vit")
+    path, sound = folder / "model.safetensors", (folder / "model.safetensors").read_bytes()
+    tensors = load(sound)
+    for name in ("vit.embeddings.position_embeddings", "vit.embeddings.cls_token", "classifier.weight"):
+        save_file({other: tensor for other, tensor in tensors.items() if other != name}, path)
+        assert "lacks tensor" in refused(folder)
+        for damaged in (tensors[name].transpose(0, -1).contiguous(), tensors[name].flatten()[:-1].clone()):
+            save_file(tensors | {name: damaged}, path)
+            if damaged.shape != tensors[name].shape:
+                assert name in refused(folder)
+    projection = "vit.embeddings.patch_embeddings.projection.weight"  # as many numbers in another shape
+    save_file(tensors | {projection: tensors[projection].flatten(1)}, path)
+    assert projection in refused(folder)
+    save_file(tensors | {"vit.encoder.layer.9.layernorm_before.weight": tensors["vit.layernorm.weight"].clone()}, path)
+    assert "has an unknown tensor" in refused(folder)
+    path.write_bytes(sound)
+    for content, complaint in (
+        ('{"size": ' + "9" * 400 + "}", "size must be that of config.json"),
+        ('{"image_mean": [NaN, 0, 0], "size": 16}', "image_mean must have numbers"),
+        ('{"image_std": [Infinity, 1, 1], "size": 16}', "image_std must have numbers"),
+        ('{"rescale_factor": 1e-320, "size": 16}', "pixel_mean"),
+        ("[]", "it is not a JSON object"),
+    ):
+        (folder / "preprocessor_config.json").write_text(content)
+        assert complaint in refused(folder), content
+    (folder / "preprocessor_config.json").unlink()
+    assert "has no preprocessor_config.json" in refused(folder)
 
 
 def test_invalid_tokenizer_files_are_named(copied: Callable[[str], Path]) -> None:

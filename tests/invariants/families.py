@@ -178,6 +178,9 @@ def vit(seed: int) -> dict[str, Any]:
         "activation": ["gelu", "gated", "relu"][seed % 3],
         "score": ["scaled-dot", "additive"][(seed // 2) % 2],
         "pooling": ["mean", "class-token"][seed % 2],
+        "class_position": seed % 4 == 1,
+        "qkv_bias": seed % 3 != 1,
+        "pixel_mean": [[0.5], [0.4, 0.5, 0.6]][seed % 2],
         "positions": ["learned", "sinusoidal"][(seed // 2) % 2],
         "stem": ["patches", "patches", "convolutions"][seed % 3],
     }

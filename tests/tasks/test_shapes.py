@@ -182,9 +182,7 @@ def test_what_is_no_image_gets_one_line(run: RunDir, tmp_path: Path, capsys: pyt
         assert len(message.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    "verb", [["translate"], ["bench"], ["export", "--to", "huggingface", "--out", "x"], ["compare"]]
-)
+@pytest.mark.parametrize("verb", [["translate"], ["bench"], ["compare"]])
 def test_verbs_that_do_not_apply_say_so_in_one_line(
     verb: list[str], run: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,11 +190,20 @@ def test_verbs_that_do_not_apply_say_so_in_one_line(
     assert len(message.splitlines()) == 1 and str(run.path) in message
 
 
+def test_what_a_format_cannot_express_is_named(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    for to, why in {"huggingface": "model.pooling = 'mean'", "onnx": "the vit family"}.items():
+        message = call(capsys, "export", run.path, "--to", to, "--out", "x", status=2)
+        assert len(message.splitlines()) == 1 and why in message
+
+
 def test_settings_that_no_image_fits_are_refused() -> None:
     for change, why in {
         "model.patch=5": "does not divide",
         "model.image=32": "24 pixels|patch",
         "task=translation": "vit",
+        "model.pixel_mean=[0.5, 0.5]": "pixel_mean needs one number, or one for each of 3 channels",
+        "model.pixel_std=[0]": "pixel_std must be above 0",
+        "model.class_position=true": 'class_position needs pooling = "class-token"',
     }.items():
         with pytest.raises(UserError, match=why):
             load("shapes", [change])

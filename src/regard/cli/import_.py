@@ -19,8 +19,8 @@ from regard.run_dir import RunDir
 
 CHECK = typer.Option(
     "--check",
-    help="Compare tokens and logits with those of transformers, and print the largest difference of a logit. Above "
-    "1e-4 the command fails and removes what it made.",
+    help="Compare tokens (or pixels) and logits with those of transformers, and print the largest difference of a "
+    "logit. Above 1e-4 the command fails and removes what it made.",
 )
 
 
@@ -43,7 +43,7 @@ def import_(
     """Make a run from a Hugging Face model.
 
     The run can be used by all verbs, and trained further with regard train --from. Reads config.json, model.safetensors
-    and the tokenizer files; unpickles nothing and runs no code of the model.
+    and the files of the tokenizer, or of the image processor; unpickles nothing and runs no code of the model.
 
     Examples:
 
@@ -52,6 +52,8 @@ def import_(
         regard import Helsinki-NLP/opus-mt-en-de --out runs/en-de
 
         regard import adapter --base runs/llama --out runs/tuned
+
+        regard import vit-base-patch16-224 --out runs/vit --check
 
         regard train runs/gpt2/recipe.toml --from runs/gpt2 --out runs/b --set data.text=a.txt --set data.held_out=0.1
     """

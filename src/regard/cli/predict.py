@@ -55,7 +55,7 @@ def predict(
     Prints one line for each input: the class or, with --top, the most likely classes and their probabilities, separated
     by tabs. Blank lines stay blank. Texts are read line by line; one longer than the model's maximum is truncated, with
     a warning. An image is a .npy array or, if Pillow is installed, an image file; another size than the model reads is
-    scaled, and cropped to its centre.
+    scaled, and cropped to its centre or (model.resize) stretched.
 
     Examples:
 

@@ -87,8 +87,14 @@ def files(corpus: Corpus, data: DataSettings) -> list[tuple[Path, ...]]:
         return _aligned_files("data.source", corpus.source, "data.target", corpus.target, data.folder)
     names = next((names for names in (*corpus.tables, corpus.text, corpus.images) if names is not None), None)
     if names is None and corpus.corpus is None:
-        raise UserError("the recipe has no training data (its weights were imported): set data.text or data.pairs")
+        raise no_data(data)
     return [] if names is None else [(path,) for path in expand(names, data.folder)]
+
+
+def no_data(data: DataSettings) -> UserError:
+    """The error for an imported run, whose recipe names no data."""
+    wanted = "data.text or data.pairs" if data.kind in ("text", "pairs") else f"data.{data.kind}"
+    return UserError(f"the recipe has no training data (its weights were imported): set {wanted}")
 
 
 def _aligned_files(

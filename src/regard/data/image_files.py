@@ -1,7 +1,7 @@
 """Reading of images: files through Pillow, and arrays. All become S x S pixels of C channels, as uint8.
 
-A larger or smaller image is scaled so that its shorter side has S pixels, and cropped to its centre. Transparent pixels
-become white. Grey and colour are converted into each other.
+A larger or smaller image is scaled so that its shorter side has S pixels, and cropped to its centre; or both its sides
+are scaled to S pixels. Transparent pixels become white. Grey and colour are converted into each other.
 """
 
 from __future__ import annotations
@@ -35,10 +35,15 @@ MAX_IDX_ENTRIES = 1 << 34  # bytes of an idx file, whose header might say anythi
 
 @dataclass(frozen=True)
 class ImageShape:
-    """Pixels of a side, and channels (1: grey, 3: red, green and blue), of the images that a model reads."""
+    """The images that a model reads: pixels of a side, and channels (1: grey, 3: red, green and blue).
+
+    Others are made so by `resize`, "crop" or "stretch", with the filter `resample` of Pillow.
+    """
 
     side: int
     channels: int
+    resize: str = "crop"
+    resample: str = "bicubic"
 
     @property
     def array(self) -> tuple[int, int, int]:
@@ -75,7 +80,8 @@ class ImageShape:
 
     def _decode(self, file: Path) -> Image:
         with pillow(str(file)).open(file) as image:
-            image.draft(None, (self.side, self.side))  # a large JPEG is decoded at a fraction of its size
+            if self.resize == "crop":
+                image.draft(None, (self.side, self.side))  # a large JPEG is decoded at a fraction of its size
             return self._fitted(image)
 
     def _fitted(self, image: Any) -> Image:
@@ -90,7 +96,8 @@ class ImageShape:
             image = pil.alpha_composite(pil.new("RGBA", image.size, "white"), image.convert("RGBA"))
         image = image.convert("RGB" if self.channels == 3 else "L")
         if image.size != (self.side, self.side):
-            image = ImageOps.fit(image, (self.side, self.side), pil.Resampling.BICUBIC)
+            size, filter_ = (self.side, self.side), pil.Resampling[self.resample.upper()]
+            image = image.resize(size, filter_) if self.resize == "stretch" else ImageOps.fit(image, size, filter_)
         return np.asarray(image, np.uint8).reshape(self.array)
 
 

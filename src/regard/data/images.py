@@ -93,7 +93,8 @@ def is_decoded(names: str | list[str], data: DataSettings, shape: ImageShape) ->
 
 def _entry(names: str | list[str], data: DataSettings, shape: ImageShape) -> CacheEntry[ImageStore]:
     """The cache entry of the images of files."""
-    facts: list[Any] = [VERSION, shape.array, data.classes, data.columns, data.header, data.quoted]
+    how = [] if shape == ImageShape(shape.side, shape.channels) else [shape.resize, shape.resample]
+    facts: list[Any] = [VERSION, shape.array, *how, data.classes, data.columns, data.header, data.quoted]
     try:
         for path in source_files(names, data):
             state = path.stat()

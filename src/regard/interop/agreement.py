@@ -13,13 +13,14 @@ the total log-probability of all outputs is not worse than the run's by more tha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from regard import tasks
 from regard.data.corpora import corpora
@@ -138,10 +139,15 @@ def agreements(run: RunDir, exported: Exported) -> list[Agreement]:
     else:
         found = [_compare_predictions(run, model, exported, texts)]
     for agreement in found:
-        close = agreement.difference is None or agreement.difference <= BOUND  # false for NaN
-        if agreement.equal + agreement.ties < agreement.texts or not close:
-            raise UserError(f"the export differs from {run.path}: {agreement}")
+        require_agreement(run, agreement)
     return found
+
+
+def require_agreement(run: RunDir, agreement: Agreement) -> None:
+    """Raise a UserError if a run and its export differ beyond ties."""
+    close = agreement.difference is None or agreement.difference <= BOUND  # false for NaN
+    if agreement.equal + agreement.ties < agreement.texts or not close:
+        raise UserError(f"the export differs from {run.path}: {agreement}")
 
 
 def _check_tokens(run: RunDir, exported: Exported, texts: list[str], sources: list[list[int]]) -> None:
@@ -288,23 +294,31 @@ def _compare_predictions(run: RunDir, model: SequenceModel, exported: Exported, 
     sources = [[*prefix_ids(run.recipe), *run.tokenizers[0].encode(text), EOS] for text in texts]
     _check_tokens(run, exported, texts, sources)
     fills = getattr(run.recipe.model, "task", "fill") == "fill"
-    columns, equal, ties = exported.columns(), 0, 0
-    differences = []
+    columns = exported.columns()
     random = random_texts(run.tokenizers[0], run.recipe.model.max_positions - 2)
-    for source in [*sources, *([*prefix_ids(run.recipe), *text, EOS] for text in random)]:
+
+    def pair(source: list[int]) -> tuple[Tensor, Tensor]:
         packed = PackedTokens.from_lists([source])
         with torch.inference_mode():
             batch = SeqBatch(packed, packed, packed.ids) if fills else TextClassBatch.from_lists([source])
             logits = model.logits(batch)  # [T, V] or [1, C]
-        logits = logits if columns is None else logits[:, columns]
-        theirs = torch.from_numpy(exported.logits(source))
+        return torch.from_numpy(exported.logits(source)), logits if columns is None else logits[:, columns]
+
+    return compare_logits(run, map(pair, [*sources, *([*prefix_ids(run.recipe), *text, EOS] for text in random)]))
+
+
+def compare_logits(run: RunDir, pairs: Iterable[tuple[Tensor, Tensor]]) -> Agreement:
+    """Compare the export's logits [T, V] of each input with the run's."""
+    count = equal = ties = 0
+    differences = []
+    for theirs, logits in pairs:
         if theirs.shape != logits.shape:
             raise UserError(f"the export differs from {run.path}: its logits have shape {tuple(theirs.shape)}")
         ours, other = (each.float().log_softmax(-1) for each in (logits, theirs))
+        count += 1
         differences.append(float((ours - other).abs().max()))  # NaN if one is
         best, chosen = ours.argmax(-1, keepdim=True), other.argmax(-1, keepdim=True)
         same = torch.equal(best, chosen)
         equal += same
         ties += not same and bool((ours.gather(-1, best) - ours.gather(-1, chosen) <= TIE).all())
-    count = len(sources) + len(random)
     return Agreement("predictions", count, equal, ties, float(np.max(differences, initial=0.0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -152,9 +153,15 @@ def _tokenizer(folder: HFFolder, size: int) -> Tokenizer:
 
 
 def class_names(
-    folder: HFFolder, header: Mapping[str, TensorInfo], weight: str = "classifier.weight"
+    folder: HFFolder,
+    header: Mapping[str, TensorInfo],
+    weight: str = "classifier.weight",
+    number_twins: bool = False,
 ) -> tuple[str, ...]:
-    """The names of the classes in the order of their ids; `weight` has a row for each."""
+    """The names of the classes in the order of their ids; `weight` has a row for each.
+
+    Classes of the same name are refused, or numbered with `number_twins`: ImageNet has two of the name "crane".
+    """
     if folder.setting("problem_type") not in (None, "single_label_classification"):
         raise UserError(
             f"{folder.path}: problem_type = {short_repr(folder.setting('problem_type'))} has no counterpart here"
@@ -168,6 +175,9 @@ def class_names(
     if given.content and given.content.keys() != set(keys):
         raise folder.config.error("id2label", f"must number its classes from 0 to {size - 1}")
     names = tuple(class_name(given.text(key) or f"LABEL_{key}") for key in keys)
+    if number_twins:
+        often = Counter(names)
+        names = tuple(f"{name} ({n})" if often[name] > 1 else name for n, name in enumerate(names))
     if len(names) < 2:
         raise UserError(f"{folder.path}: a classifier needs two classes, not {len(names)}")
     if len(set(names)) < len(names) or not all(names):

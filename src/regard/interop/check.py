@@ -1,16 +1,19 @@
-"""Compare the logits of a run with those of transformers on the same random tokens and texts."""
+"""Compare the logits of a run with those of transformers on the same random tokens and texts, or images."""
 
 from __future__ import annotations
 
 import os
 import random
 from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from regard import tasks
 from regard.errors import UserError, first_line
 from regard.interop.common import architecture
 from regard.interop.hf_folder import HFFolder, short_repr
@@ -19,8 +22,10 @@ from regard.interop.vocabularies import ids_of
 from regard.models import SequenceModel
 from regard.models.bert import Bert, BertSettings, TextClassBatch
 from regard.models.gpt import GPTSettings
+from regard.models.vit import ImageBatch, ViT
 from regard.packed import PackedTokens, SeqBatch
 from regard.run_dir import RunDir
+from regard.tasks.image_classification import ImageClassificationTask
 from regard.text import BOS, EOS, Tokenizer
 
 TOLERANCE = 1e-4  # larger differences are not rounding errors
@@ -30,17 +35,21 @@ LENGTHS = (1, 2, 7, 20, 60)  # of the random texts, in tokens; truncated to what
 def largest_difference(run: RunDir, folder: str | Path, seed: int = 0) -> float:
     """The largest absolute difference of the logits of a run and a Hugging Face directory, in float32 on the CPU.
 
-    Both read random tokens and random texts. Texts are encoded by the folder's tokenizer, and everything it returns is
-    passed to their model.
+    Both read random tokens and random texts, or random images. Texts are encoded by the folder's tokenizer, images
+    scaled by its image processor, and everything it returns is passed to their model.
     """
-    ours, (theirs, tokenizer) = run.model("cpu"), _load(Path(folder))
-    draw = random.Random(seed)
-    with torch.inference_mode():
-        return max(
-            float((expected - logits).abs().max())
-            for tokens, inputs in _inputs(run, tokenizer, draw)
-            for expected, logits in [_logits(run, ours, theirs, tokens, inputs, draw)]
-        )
+    return max(float((theirs - ours).abs().max()) for theirs, ours in logit_pairs(run, Path(folder), seed))
+
+
+@torch.inference_mode()
+def logit_pairs(run: RunDir, folder: Path, seed: int = 0, count: int = 6) -> Iterator[tuple[Tensor, Tensor]]:
+    """Their logits and ours of the same inputs, `count` of images; of a model without a head, hidden states."""
+    ours, (theirs, reader), draw = run.model("cpu"), _load(folder), random.Random(seed)
+    if isinstance(ours, ViT):
+        yield from _image_logits(run, ours, theirs, reader, seed, count)
+        return
+    for tokens, inputs in _inputs(run, reader, draw):
+        yield _logits(run, ours, theirs, tokens, inputs, draw)
 
 
 def checked(run: RunDir, folder: str | Path) -> float:
@@ -54,7 +63,7 @@ def checked(run: RunDir, folder: str | Path) -> float:
 
 
 def _load(path: Path) -> tuple[Any, Any]:
-    """Load their model, of the class named in config.json, and their tokenizer."""
+    """Load their model, of the class named in config.json, and their tokenizer or image processor."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # all files are local
     try:
         import transformers
@@ -72,14 +81,37 @@ def _load(path: Path) -> tuple[Any, Any]:
         raise folder.config.error("architectures", f"names {short_repr(name)}, not a class for this model_type")
     transformers.utils.logging.disable_progress_bar()
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+        if model_type == "vit":  # with Pillow: torchvision scales images otherwise
+            pillow = {"backend": "pil"} if int(transformers.__version__.split(".")[0]) >= 5 else {"use_fast": False}
+            reader = transformers.AutoImageProcessor.from_pretrained(path, local_files_only=True, **pillow)
+        else:
+            reader = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
         # In float32 from the start: position tables computed in half precision would stay rounded.
         model = getattr(transformers, kind).from_pretrained(
             path, use_safetensors=True, local_files_only=True, torch_dtype=torch.float32, attn_implementation="eager"
         )
     except Exception as error:  # transformers raises many types
         raise UserError(f"transformers could not load {path}: {first_line(error)}") from error
-    return model.eval(), tokenizer
+    return model.eval(), reader
+
+
+def _image_logits(
+    run: RunDir, ours: ViT, theirs: Any, processor: Any, seed: int, count: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Their logits and ours of random images of several sizes."""
+    task, random = tasks.of(run.recipe), np.random.default_rng(seed)
+    assert isinstance(task, ImageClassificationTask)
+    side, channels = task.shape.side, task.shape.channels
+    sizes = (side, side), (2 * side + 1, 3 * side), (side // 2 + 3, side + 5)
+    for height, width in islice(cycle(sizes), count):
+        image = random.integers(0, 256, (height, width, channels)).astype(np.uint8)
+        found = theirs(**processor(image, return_tensors="pt", input_data_format="channels_last"))
+        (batch,) = (some.batch for some in task.batches(run, [task.shape.of_array(image)]))
+        assert isinstance(batch, ImageBatch)
+        if not hasattr(found, "logits"):  # it has no head
+            yield found.last_hidden_state[0], ours.encode(batch.images)
+        else:
+            yield found.logits, ours.logits(batch)
 
 
 def _inputs(run: RunDir, theirs: Any, draw: random.Random) -> Iterator[tuple[list[int], dict[str, Tensor]]]:

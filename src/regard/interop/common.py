@@ -26,19 +26,20 @@ ACTIVATIONS = {  # theirs -> ours
 
 @dataclass(frozen=True)
 class Imported:
-    """The recipe, the tokenizers and the classes of an imported folder."""
+    """The recipe, the tokenizers (None: the model reads no text) and the classes of an imported folder."""
 
     recipe: Recipe
-    source: Tokenizer
-    target: Tokenizer
+    source: Tokenizer | None
+    target: Tokenizer | None
     headless: bool = False  # the folder has only the body: our head is newly initialised
     classes: tuple[str, ...] = ()
     tensors: TensorMap | None = None  # None: as the converter's functions say
 
     def build(self) -> SequenceModel:
         """A new model of the recipe."""
-        outputs = len(self.classes) or len(self.target)
-        return build(self.recipe.model, len(self.source), outputs, self.recipe.text.shared and not self.classes)
+        source, target = (0 if side is None else len(side) for side in (self.source, self.target))
+        shared = self.recipe.text.shared and not self.classes
+        return build(self.recipe.model, source, len(self.classes) or target, shared)
 
 
 def activation(folder: HFFolder, name: str, default: str) -> str:

@@ -13,7 +13,8 @@ import numpy as np
 import tokenizers as library
 import torch
 
-from regard.interop.agreement import Agreement, Exported, agreements
+from regard.interop.agreement import Agreement, Exported, agreements, compare_logits, require_agreement
+from regard.interop.check import logit_pairs
 from regard.interop.name_map import inverse
 from regard.interop.onnx_translate import OnnxSearch, log_softmax
 from regard.interop.portable import never_generated, tokens_of
@@ -22,6 +23,7 @@ from regard.run_dir import RunDir
 from regard.text import EOS
 
 BATCH = 16  # texts at a time
+IMAGES = 32  # random ones, of image classifiers
 
 
 class CTranslate2Model:
@@ -237,4 +239,10 @@ def verify(run: RunDir, folder: Path, to: str) -> list[Agreement] | None:
     if to not in OPENERS:
         return None
     package, opener = OPENERS[to]
-    return None if find_spec(package) is None else agreements(run, opener(run, folder))
+    if find_spec(package) is None:
+        return None
+    if run.recipe.data.kind != "images":
+        return agreements(run, opener(run, folder))
+    found = compare_logits(run, logit_pairs(run, folder, count=IMAGES))
+    require_agreement(run, found)
+    return [found]

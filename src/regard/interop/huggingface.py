@@ -9,7 +9,7 @@ from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from pydantic import ValidationError
@@ -18,7 +18,7 @@ from torch import Tensor
 from regard import tensor_io
 from regard.errors import UserError
 from regard.files import errno_text, write_text
-from regard.interop import bert, gpt2, gpt_neox, hf_folder, marian, name_map, pegasus
+from regard.interop import bert, gpt2, gpt_neox, hf_folder, marian, name_map, pegasus, vit
 from regard.interop.common import Imported
 from regard.interop.decoders import DECODERS
 from regard.interop.encoders import ENCODERS
@@ -44,7 +44,7 @@ class Importer(Protocol):
 
 
 class Converter(Importer, Protocol):
-    """Reads and writes a model type."""
+    """Reads and writes a model type. Models of images have no tokenizers: None."""
 
     def entries(self, recipe: Recipe, source: Tokenizer, target: Tokenizer) -> list[Entry]:
         """The table of tensor names."""
@@ -74,14 +74,16 @@ CONVERTERS: dict[str, Converter] = {  # by model_type of config.json
     "bert": bert,
     "marian": marian,
     "pegasus": pegasus,
+    "vit": vit,
 }
 IMPORTERS: dict[str, Importer] = {**CONVERTERS, **DECODERS, **ENCODERS, **TRANSLATORS, **T5}
 BY_FAMILY: dict[str, list[Converter]] = {  # by model.family of a recipe
     "gpt": [gpt2, gpt_neox],
     "bert": [bert],
     "transformer": [marian, pegasus],
+    "vit": [vit],
 }
-HEAD = "mlm_head."  # prefix of the tensors of our head, which a saved body lacks
+HEADS = ("mlm_head.", "classifier.")  # prefixes of the tensors of our heads, which a saved body lacks
 
 
 def import_folder(path: str | Path, out: str | Path) -> RunDir:
@@ -103,7 +105,8 @@ def import_folder(path: str | Path, out: str | Path) -> RunDir:
     template = chat.checked(chat_template(folder) or "")
     with _converted(folder, tensors, header, imported) as ours:
         run = RunDir.create(out, recipe)  # last, so that a failed import leaves nothing behind
-        run.save_tokenizers(imported.source, imported.target)
+        if imported.source is not None and imported.target is not None:
+            run.save_tokenizers(imported.source, imported.target)
         if imported.classes:
             run.save_classes(imported.classes)
         if template:
@@ -125,7 +128,7 @@ def chat_template(folder: HFFolder) -> str | None:
 
 
 def _tensor_map(converter: Converter, imported: Imported) -> TensorMap:
-    recipe, source, target = imported.recipe, imported.source, imported.target
+    recipe, source, target = imported.recipe, cast(Tokenizer, imported.source), cast(Tokenizer, imported.target)
     table = converter.entries(recipe, source, target), converter.ignored(recipe)
     return TensorMap(*table, converter.defaults(target), converter.constants(recipe))
 
@@ -151,7 +154,7 @@ def _converted(
     """
     table, ignored = tensors.entries, tensors.ignored
     if imported.headless:
-        table = [entry for entry in table if not entry.ours.startswith(HEAD)]
+        table = [entry for entry in table if not entry.ours.startswith(HEADS)]
     with torch.device("meta"):  # shapes only
         model = imported.build()
         ours, shapes = {entry.ours for entry in table}, tensor_io.model_tensors(model)
@@ -169,7 +172,7 @@ def _converted(
         made = name_map.to_ours(ChainMap(defaults, raw), table, ignored, folder.path) | tensors.extra  # type: ignore[arg-type]
         if imported.headless:
             fresh = tensor_io.model_tensors(imported.build())
-            made = {name: tensor for name, tensor in fresh.items() if name.startswith(HEAD)} | made
+            made = {name: tensor for name, tensor in fresh.items() if name.startswith(HEADS)} | made
         tensor_io.check_names(shapes, made, folder.path)
         yield made
 
@@ -190,7 +193,7 @@ def export_run(run: RunDir, path: str | Path) -> Path:
     recipe, out = run.recipe, Path(path)
     if recipe.model.family not in BY_FAMILY:
         raise UserError(f"the {recipe.model.family} family has no counterpart among Hugging Face's models")
-    source, target = run.tokenizers
+    source, target = run.tokenizers if recipe.data.has_tokens else (cast(Tokenizer, None),) * 2
     converters = BY_FAMILY[recipe.model.family]
     problems = {number: c.unsupported(recipe, source, target) for number, c in enumerate(converters)}
     closest = min(problems, key=lambda number: len(problems[number]))

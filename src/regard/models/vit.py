@@ -5,24 +5,27 @@ N images, P tokens each, N P = T tokens of a packed batch, D width, C classes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from regard import taps
+from regard import taps, tensor_io
 from regard.attention import attention_layout
 from regard.models.base import SequenceModel
 from regard.nn import flops, losses
 from regard.nn.augment import Augmentation
 from regard.nn.block_config import BlockConfig
 from regard.nn.blocks import BlockStack, EncoderBlock
-from regard.nn.image_tokens import ImageConfig, ImageTokens
+from regard.nn.image_tokens import DEVIATION, MEAN, ImageConfig, ImageTokens
 from regard.packed import Batch
 from regard.recipes.schema import Activation, ScoreName, SizedSettings, TokenNorm
 from regard.registry import MODELS
+
+Channels = Annotated[tuple[float, ...], Field(min_length=1, max_length=3)]
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,16 @@ class ViTSettings(SizedSettings):
     image: int = Field(24, ge=1, le=4096, description="height and width of an image in pixels; others are resized")
     channels: Literal[1, 3] = Field(3, description="1: grey, 3: red, green and blue")
     patch: int = Field(4, ge=1, description="height and width of a patch in pixels; must divide image")
+    resize: Literal["crop", "stretch"] = Field(
+        "crop", description="other images are scaled and cropped to their centre, or stretched to a square, as in ViT"
+    )
+    resample: Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"] = Field(
+        "bicubic", description="Pillow's filter by which other images are scaled"
+    )
+    pixel_mean: Channels = Field(
+        (MEAN,), description="subtracted from pixels, which are from 0 to 1: one number, or one for each channel"
+    )
+    pixel_std: Channels = Field((DEVIATION,), description="what pixels are then divided by")
     stem: Literal["patches", "convolutions"] = Field(
         "patches",
         description="what turns patches into tokens: a linear layer, or convolutions with pooling, as in CCT, which "
@@ -77,6 +90,9 @@ class ViTSettings(SizedSettings):
     pooling: Literal["mean", "class-token"] = Field(
         "mean", description="what the class is read from: the mean over the patches, or a token of its own"
     )
+    class_position: bool = Field(
+        False, description="the class token has a learned position vector of its own, as in ViT"
+    )
     width: int = Field(..., ge=2, description="embedding and hidden size")
     heads: int = Field(..., ge=1, description="attention heads; each has width / heads features")
     layers: int = Field(..., ge=1, description="number of layers")
@@ -86,6 +102,8 @@ class ViTSettings(SizedSettings):
     )
     activation: Activation = Field("gelu", description="activation of the feed-forward layers")
     norm: TokenNorm = Field("layer", description="normalisation layer, before each sub-layer")
+    norm_eps: float = Field(1e-5, gt=0, description="epsilon of the normalisation layers")
+    qkv_bias: bool = Field(True, description="biases of queries, keys and values")
     score: ScoreName = Field("scaled-dot", description="attention score of queries and keys")
 
     @property
@@ -106,6 +124,17 @@ class ViTSettings(SizedSettings):
             raise ValueError(f"patch {self.patch} does not divide the {self.image} pixels of an image's side")
         if self.stem == "convolutions" and self.patch & (self.patch - 1):
             raise ValueError(f'stem = "convolutions" halves an image repeatedly: patch {self.patch} is no power of 2')
+        return self
+
+    @model_validator(mode="after")
+    def _check_pixels(self) -> ViTSettings:
+        for name in ("pixel_mean", "pixel_std"):
+            if len(getattr(self, name)) not in (1, self.channels):
+                raise ValueError(f"{name} needs one number, or one for each of {self.channels} channels")
+        if min(self.pixel_std) <= 0:
+            raise ValueError("pixel_std must be above 0")
+        if self.class_position and (self.pooling, self.positions) != ("class-token", "learned"):
+            raise ValueError('class_position needs pooling = "class-token" and positions = "learned"')
         return self
 
 
@@ -133,6 +162,18 @@ class ViT(SequenceModel):
         hidden = self.encode(batch.images).unflatten(0, (len(batch.images), -1))
         pooled = hidden.mean(1) if self.settings.pooling == "mean" else hidden[:, 0]
         return taps.tap(self, "logits", self.classifier(pooled))
+
+    def init_from(self, tensors: Mapping[str, Tensor], origin: object) -> None:
+        """Load another run's weights; those of a model with other classes, or a `body`, leave the classifier new."""
+        own, theirs = tensor_io.model_tensors(self), tensors.get("classifier.bias")
+        if theirs is None or theirs.shape != own["classifier.bias"].shape:
+            tensors = self.body(tensors) | {name: own[name] for name in own.keys() - self.body(own).keys()}
+        super().init_from(tensors, origin)
+
+    @staticmethod
+    def body(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All weights but the classifier's."""
+        return {name: tensor for name, tensor in tensors.items() if not name.startswith("classifier.")}
 
     def forward(self, batch: ImageBatch, smoothing: float = 0.0, r_drop: float = 0.0) -> Tensor:
         """The training loss. The labels of mixed images are mixed too: each has two, with their shares."""

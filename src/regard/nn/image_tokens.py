@@ -5,6 +5,7 @@ N images of S x S pixels with C channels, P tokens each, D width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
@@ -19,7 +20,7 @@ from regard.nn.positions import Sinusoidal
 from regard.packed import PackedLayout
 
 INIT_STD = 0.02  # of learned position vectors and of the class token
-MEAN, DEVIATION = 0.5, 0.25  # pixels are standardised by these, which are typical of photographs
+MEAN, DEVIATION = 0.5, 0.25  # pixels are standardised by these by default: they are typical of photographs
 
 
 class PatchStem(nn.Module):
@@ -149,6 +150,9 @@ class ImageConfig:
     stem: str = "patches"
     positions: str = "learned"
     pooling: str = "mean"
+    class_position: bool = False  # whether the class token has a learned position vector, before those of the patches
+    pixel_mean: Sequence[float] = (MEAN,)  # of all channels, or of each
+    pixel_std: Sequence[float] = (DEVIATION,)
     dropout: float = 0.0
 
     @classmethod
@@ -171,13 +175,17 @@ class ImageTokens(nn.Module):
     """The tokens of images: a stem, position vectors and, before the patches, a class token if there is one."""
 
     positions: Tensor
+    pixel_mean: Tensor
+    pixel_std: Tensor
 
     def __init__(self, config: ImageConfig) -> None:
         super().__init__()
+        self.register_buffer("pixel_mean", torch.tensor(config.pixel_mean), persistent=False)
+        self.register_buffer("pixel_std", torch.tensor(config.pixel_std), persistent=False)
         self.config, grid, width = config, config.image // config.patch, config.width
         self.stem: PatchStem | ConvStem = STEMS[config.stem](config.channels, config.patch, width)
         if config.positions == "learned":
-            self.positions = nn.Parameter(torch.randn(grid**2, width) * INIT_STD)
+            self.positions = nn.Parameter(torch.randn(grid**2 + config.class_position, width) * INIT_STD)
         else:
             self.register_buffer("positions", sinusoids_2d(grid, grid, width), persistent=False)
         has_class_token = config.pooling == "class-token"
@@ -185,9 +193,11 @@ class ImageTokens(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, PackedLayout]:
         """images [N, S, S, C], uint8 or from 0 to 1 -> [N P, D] and their layout."""
-        x = self.stem((to_unit(images) - MEAN) / DEVIATION).flatten(1, 2)  # [N, P, D]
-        x = taps.tap(self, "tokens", x.flatten(0, 1)).unflatten(0, (len(images), -1)) + self.positions
+        x = self.stem((to_unit(images) - self.pixel_mean) / self.pixel_std).flatten(1, 2)  # [N, P, D]
+        x = taps.tap(self, "tokens", x.flatten(0, 1)).unflatten(0, (len(images), -1))
+        x = x + self.positions[int(self.config.class_position) :]
         if self.class_token is not None:
-            x = torch.cat([self.class_token.to(x.dtype).expand(len(x), 1, -1), x], 1)
+            first = self.class_token + self.positions[0] if self.config.class_position else self.class_token
+            x = torch.cat([first.to(x.dtype).expand(len(x), 1, -1), x], 1)
         layout = PackedLayout([self.config.tokens] * len(images), device=images.device)
         return dropout(x.flatten(0, 1), self.config.dropout, self.training), layout

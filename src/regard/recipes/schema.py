@@ -183,7 +183,7 @@ class DataSettings(Corpus):
     """The training, validation and test data."""
 
     mix: list[Corpus] = Field([], description="several corpora instead of one: [[data.mix]] tables, each with a weight")
-    imported: Literal["pairs", "text"] | None = Field(
+    imported: Literal["pairs", "text", "images"] | None = Field(
         None, description="the weights were imported without data; the kind of data that the model takes"
     )
     valid: Files | None = Field(

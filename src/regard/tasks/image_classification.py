@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from regard.data.corpora import no_data
 from regard.data.image_files import Example, Image, ImageShape
 from regard.data.images import AugmentedBatches, ImageBatches, ImageStore, is_decoded, open_images, split_members
 from regard.data.stream import BatchStream
 from regard.errors import UserError
 from regard.models.vit import ImageBatch, ViTSettings
 from regard.nn.augment import Augmentation
-from regard.nn.image_tokens import MEAN, to_unit
+from regard.nn.image_tokens import to_unit
 from regard.packed import Batch
 from regard.recipes.schema import Recipe
 from regard.registry import CORPORA, TASKS
@@ -61,7 +62,7 @@ class ImageClassificationTask(ClassTask, InspectableTask):
     data = "images"
     sections = ("augment",)
     usage = "image.png"
-    verbs = frozenset({"predict", "evaluate", "look", "draw", "explain"})
+    verbs = frozenset({"predict", "evaluate", "look", "draw", "explain", "export"})
     has_source = False
     targets = "images"
     trace = TraceSpec("predict")
@@ -79,7 +80,7 @@ class ImageClassificationTask(ClassTask, InspectableTask):
     def shape(self) -> ImageShape:
         model = self.recipe.model
         assert isinstance(model, ViTSettings)
-        return ImageShape(model.image, model.channels)
+        return ImageShape(model.image, model.channels, model.resize, model.resample)
 
     def check_files(self, resumed: bool) -> list[str]:
         data = self.recipe.data
@@ -95,8 +96,7 @@ class ImageClassificationTask(ClassTask, InspectableTask):
     def _store(self, progress: Callable[[str, int], None] | None, say: Callable[[str], None] | None) -> ImageStore:
         data = self.recipe.data
         if data.images is None:
-            examples = CORPORA[data.corpus or ""].images("train", data.count)
-            return ImageStore.of([(self.shape.of_array(image), name) for image, name in examples])
+            return ImageStore.of(self._built_in("train", data.count))
         return open_images(data.images, data, self.shape, progress, say).first(data.count)
 
     def held_out(self, split: str) -> list[Example]:
@@ -106,14 +106,20 @@ class ImageClassificationTask(ClassTask, InspectableTask):
             store = open_images(given, data, self.shape)
             return [store[number] for number in range(len(store))]
         if data.images is None:
-            examples = CORPORA[data.corpus or ""].images(split)
-            return [(self.shape.of_array(image), name) for image, name in examples]
+            return self._built_in(split)
         if not data.held_out or split not in ("valid", "test"):
             raise UserError(f"the recipe has no {split} images: set data.{split}, or data.held_out to a share of them")
         members = split_members(len(self.store), data, split)
         if not len(members):
             raise UserError(f"{data.held_out} of {len(self.store)} images is not one: raise data.held_out")
         return [self.store[number] for number in members]
+
+    def _built_in(self, split: str, count: int | None = None) -> list[Example]:
+        """The examples of a split of a built-in corpus."""
+        data = self.recipe.data
+        if data.corpus is None:
+            raise no_data(data)
+        return [(self.shape.of_array(image), name) for image, name in CORPORA[data.corpus].images(split, count)]
 
     def digest(self, examples: Sequence[Any]) -> str:
         return ImageStore.of(examples).digest()
@@ -175,13 +181,14 @@ class ImageClassificationTask(ClassTask, InspectableTask):
         return Inspection(replace(only.batch, images=image), patches)
 
     def hide(self, inspection: Inspection, hidden: Hidden) -> Inspection:
-        """Make the pixels of some patches grey, which the model reads as zeros."""
+        """Give the pixels of some patches the mean colour, which the model reads as zeros."""
+        assert isinstance(self.recipe.model, ViTSettings)
         refuse_edges(hidden, "patches")
         refuse_special(hidden, inspection.axis)
         images = inspection.content.images.clone()
         for n in hidden.elements:
             x, y, width, height = inspection.axis.elements[n]["box"]
-            images[:, y : y + height, x : x + width] = MEAN
+            images[:, y : y + height, x : x + width] = torch.tensor(self.recipe.model.pixel_mean)
         seen = replace(inspection.axis, arrays=picture(images[0].numpy()))
         return Inspection(replace(inspection.content, images=images), seen)
 
