@@ -95,7 +95,29 @@ def test_environments_that_do_not_exist_get_one_line() -> None:
     with pytest.raises(UserError, match="cannot make the environment 'Nowhere-v9'"):
         make_environment("Nowhere-v9")
     with pytest.raises(UserError, match="there is an expert for"):
-        make_policy("expert", "FrozenLake-v1", make_environment("FrozenLake-v1"))
+        make_policy("expert", "MountainCar-v0", make_environment("MountainCar-v0"))
+
+
+def test_the_expert_of_frozen_lake_has_the_highest_probability_of_reaching_the_goal() -> None:
+    needs_gymnasium()
+    env = make_environment("FrozenLake-v1")
+    outcomes = env.env.unwrapped.P  # type: ignore[attr-defined]
+    moves, rewards = np.zeros((16, 4, 16)), np.zeros((16, 4))
+    for cell, actions in outcomes.items():
+        for action, results in actions.items():
+            for probability, after, reward, ended in results:
+                rewards[cell, action] += probability * reward
+                moves[cell, action, after] += 0 if ended else probability
+    expert = make_policy("expert", "FrozenLake-v1", env)
+    chosen = [expert(state, np.random.default_rng(0)) for state in np.eye(16, dtype=np.float32)]
+    ours = np.zeros(16)
+    for _ in range(5000):
+        ours = (rewards + moves @ ours)[np.arange(16), chosen]
+    best = np.zeros(16)  # value iteration
+    for _ in range(5000):
+        best = (rewards + moves @ best).max(1)
+    assert best[0] == pytest.approx(14 / 17, abs=1e-6)
+    assert ours == pytest.approx(best, abs=1e-6)
 
 
 def test_environments_of_gymnasium_are_played() -> None:
