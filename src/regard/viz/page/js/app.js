@@ -128,9 +128,17 @@ const currentRun = () => runs.find((run) => run.id === state.get("run")) ?? runs
 function currentRequest() {
   const run = currentRun();
   const step = state.get("step");
-  const text = state.get("text") || firstText || run.example || "";
+  const given = run === runs[0] || !run.examples.length ? firstText : ""; // on the command line
+  const text = state.get("text") || given || run.example || "";
   const wanted = { run: run.id, step: step === "" ? null : Number(step), text, target: null, changes: [] };
   return source.live ? wanted : source.nearest(wanted);
+}
+
+/** The input after a change to another run: texts are kept, and what is no text only if it is an example there too. */
+function keptText(run, id) {
+  const [text, other] = [state.get("text"), runs.find((one) => one.id === id)];
+  const kept = other.examples.length ? other.examples.includes(text) : !run.examples.length;
+  return kept && text ? text : null;
 }
 
 /** The weights that can be chosen: all snapshots, or those that a standalone file has. */
@@ -145,7 +153,7 @@ function buildComposer() {
   const runChoice = select(
     runs.map(({ id, name }) => [id, name]),
     run.id,
-    (id) => state.set({ run: id, step: null }, { push: true }),
+    (id) => state.set({ run: id, step: null, text: keptText(run, id) }, { push: true }),
   );
   form.append(field("Model", runChoice, { class: "field field-run" }));
   const steps = stepOptions(run);
@@ -156,6 +164,13 @@ function buildComposer() {
       state.set({ step: step || null }, { push: true }),
     );
     form.append(field("Weights", stepChoice, { class: "field field-step" }));
+  }
+  if (run.examples.length > 1) {
+    const known = run.examples.includes(request.text);
+    const options = [...(known ? [] : [["", "choose one"]]), ...run.examples.map((text) => [text, text])];
+    const choose = (text) => text && state.set({ text }, { push: true });
+    const choice = select(options, known ? request.text : "", choose);
+    form.append(field("Examples", choice, { class: "field field-example" }));
   }
   form.append(source.live ? textInput(request) : textChoice(request));
   clear(byId("composer")).append(form, el("div", { class: "answer", id: "answer" }));
@@ -190,7 +205,7 @@ function textInput(request) {
   });
   box.addEventListener("blur", () => (typing = false));
   requestAnimationFrame(grow);
-  return field("Text", box, { class: "field field-text" });
+  return field(currentRun().examples.length ? "Input" : "Text", box, { class: "field field-text" });
 }
 
 /** The texts of a standalone file. */
@@ -458,6 +473,8 @@ function updateComposer(changed) {
   const box = byId("composer").querySelector("textarea");
   if (changed.has("text") && box && box.value.trim() !== currentRequest().text.trim())
     box.value = currentRequest().text;
+  const examples = byId("composer").querySelector(".field-example select");
+  if (changed.has("text") && examples) examples.value = currentRequest().text; // none, if it is no example
   if (changed.has("step")) {
     const choice = byId("composer").querySelector(".field-step select");
     if (choice) choice.value = state.get("step");
