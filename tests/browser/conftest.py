@@ -1,7 +1,7 @@
 """A browser, a server, and tiny models.
 
-`site` serves tiny runs of different families and kinds of input; `visit(view, **fields)` opens a view and waits until it
-is drawn, in a page that all tests share, or in the test's own `page`. A test fails if an error was written to the
+`site` serves tiny runs of different families and kinds of input; `visit(view, **fields)` opens a view and waits until
+it is drawn, in a page that all tests share, or in the test's own `page`. A test fails if an error was written to the
 console or another machine was contacted.
 """
 
