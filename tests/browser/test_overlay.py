@@ -215,3 +215,25 @@ def test_a_picture_is_narrow_enough_for_a_phone(visit: Visit, new_page: Any) -> 
         visit("overlay", run=run, text=INPUT[run][0], on=phone)
         width = phone.evaluate("document.documentElement.scrollWidth")
         assert width <= 360, (run, json.dumps(width))
+
+
+# -- explanations of images --------------------------------------------------------------------------------------------
+
+
+def test_the_explanation_of_an_image_is_that_of_python(site: Site, visit: Visit) -> None:
+    page = visit("explain", run="tiny-images", text="test 2", masks=64, seed=3)
+    until(lambda: "Most important pixel" in announced(page), "the final result")
+    found = regard.load(site.runs["tiny-images"]).explain("test 2", masks=64, seed=3)
+    assert page.locator(".element-picture image").count() == 4  # the image, and a map for each of three classes
+    page.click("text=Tables")
+    name, *places = table(page)[1]
+    values = found.map(name).ravel()
+    assert found.overall.tolist() == values.tolist()
+    best = np.argsort(-values, kind="stable")[:5]
+    assert [place.split()[0] for place in places] == [f"{i // 24 + 1},{i % 24 + 1}" for i in best]
+    page.click("text=Pictures")
+
+
+def test_inputs_that_cannot_be_explained_say_what_else_there_is(visit: Visit) -> None:
+    page = visit("explain", run="tiny-graph", text="paper-3")
+    assert "hide parts in Interventions" in page.inner_text("main .callout")

@@ -16,6 +16,7 @@ const FRAMES_ACROSS = 7;
 const GRAPH_SIDE = 480;
 const CROWDED = 30; // nodes, above which only the one in the middle has a name
 const OVERLAY = 0.62; // opacity of colours over an image
+const MOST = 0.85; // that of the greatest of signed numbers
 const NAMES = { patches: "patch", frames: "stretch at", steps: "step", nodes: "node" };
 
 /**
@@ -41,11 +42,14 @@ export async function axisArrays(trace, axis) {
   return Object.fromEntries(await Promise.all(names.map(async ([name, array]) => [name, await trace.array(array)])));
 }
 
-/** An image [h, w, 3] as a data address; `weights` [h * w] are laid over it in colours, where they are numbers. */
-function imageAddress(tensor, frame = null, weights = null) {
+/**
+ * An image [h, w, 3] as a data address; `weights` [h * w] are laid over it in colours, where they are numbers. Of
+ * signed ones (from -1 to 1), those near 0 leave the image as it is.
+ */
+export function imageAddress(tensor, frame = null, weights = null, colours = "weight") {
   const [height, width] = tensor.shape.slice(-3);
   const [raw, scale] = [frame === null ? tensor.raw : tensor.slice(frame), tensor.scale];
-  const colourOf = pixelColours("weight");
+  const colourOf = pixelColours(colours);
   const byte = (share) => Math.min(Math.max(Math.round(255 * share), 0), 255);
   const pack = ([red, green, blue]) => ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
   const canvas = drawPixels(document.createElement("canvas"), height, width, (i) => {
@@ -53,12 +57,13 @@ function imageAddress(tensor, frame = null, weights = null) {
     if (!weights || Number.isNaN(weights[i])) return pack(pixel);
     const grey = (pixel[0] + pixel[1] + pixel[2]) / 3;
     const over = colourOf(weights[i]);
-    return pack([0, 8, 16].map((shift) => Math.round((1 - OVERLAY) * grey + OVERLAY * ((over >>> shift) & 255))));
+    const opacity = colours === "signed" ? MOST * Math.min(Math.abs(weights[i]), 1) : OVERLAY;
+    return pack([0, 8, 16].map((shift) => Math.round((1 - opacity) * grey + opacity * ((over >>> shift) & 255))));
   });
   return canvas.toDataURL();
 }
 
-const picture = (x, y, width, height, href) =>
+export const picture = (x, y, width, height, href) =>
   svgPart("image", { x, y, width, height, href, preserveAspectRatio: "none", "image-rendering": "pixelated" });
 
 /** A part that can be picked: its shape is made by `draw(look)`, with an outline if it is selected or hidden. */
