@@ -12,6 +12,7 @@ from regard.data.builtin import pairs
 from regard.recipes import load
 from regard.recipes.schema import Recipe
 from regard.run_dir import RunDir
+from regard.tasks.feature_text import FeatureTextTask
 from regard.text import Tokenizer
 from regard.text.encode import MASK
 from regard.text.tokenizers import train
@@ -88,7 +89,14 @@ INPUTS = {  # recipes whose inputs are not texts, and an input for each
     "molecules": "CC(=O)CCO",
     "key-door": "key-door return 1 seed 3",
 }
-SMALLER = {"key-door": ["data.count=20"], "molecules": ["data.count=40"]}
+WRITTEN = {"scenes": "test 2", "tones": "test 2"}  # the same for recipes that write texts
+SMALLER = {
+    "shapes": ["data.count=400"],
+    "key-door": ["data.count=20"],
+    "molecules": ["data.count=40"],
+    "scenes": ["data.count=40"],
+    "tones": ["data.count=20"],
+}
 
 
 def make_input_run(path: Path, recipe: str, *changes: str, seed: int = 0) -> RunDir:
@@ -101,6 +109,8 @@ def make_input_run(path: Path, recipe: str, *changes: str, seed: int = 0) -> Run
         run.save_features(names)
     if scales := task.scales():
         run.save_scales(scales)
+    if isinstance(task, FeatureTextTask):
+        run.save_tokenizers(*task.learn_tokenizers())
     _save_weights(run, seed)
     return run
 

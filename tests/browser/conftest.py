@@ -1,8 +1,8 @@
 """A browser, a server, and tiny models.
 
-`site` serves four tiny runs of different families; `visit(view, **fields)` opens a view and waits until it is drawn, in
-a page that all tests share, or in the test's own `page`. A test fails if an error was written to the console or another
-machine was contacted.
+`site` serves tiny runs of different families and kinds of input; `visit(view, **fields)` opens a view and waits until
+it is drawn, in a page that all tests share, or in the test's own `page`. A test fails if an error was written to the
+console or another machine was contacted.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from urllib.parse import urlencode, urlsplit
 
 import pytest
 from onscreen import PATIENCE, SENTENCE, Site, Visit
-from tinyruns import TINY, served
+from tinyruns import INPUTS, TINY, served
 
-from tiny_runs import make
+from tiny_runs import make, make_input_run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -65,6 +65,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("site")
     runs = {name: make(folder / name, settings).path for name, settings in TINY.items()}
+    runs |= {name: make_input_run(folder / name, recipe).path for name, recipe in INPUTS.items()}
     with served(list(runs.values()), SENTENCE) as address:
         yield Site(address, runs)
 

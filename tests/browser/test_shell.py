@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
 
 EVIL = "<img src=x onerror=document.title='owned'>"
-MAX_BYTES = 250_000
+MAX_BYTES = 300_000
 COLOUR_RULES = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
 
 

@@ -19,6 +19,14 @@ TINY: dict[str, dict[str, Any]] = {
     "tiny-bert": {key: TEXTS[key] for key in ("data", "text")} | {"model": {"family": "bert", "layers": 2, **SMALL}},
 }
 
+INPUTS = {  # recipes whose inputs are not texts
+    "tiny-images": "shapes",
+    "tiny-captions": "scenes",
+    "tiny-sound": "tones",
+    "tiny-episodes": "key-door",
+    "tiny-graph": "citations",
+}
+
 
 @contextlib.contextmanager
 def served(paths: list[Path], text: str = "") -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,16 @@ from regard.errors import UserError
 from regard.interpret.interventions import hiding
 from regard.interpret.recorder import Recorder
 from regard.interpret.trace import Trace
-from regard.packed import PackedLayout
+from regard.packed import FeatureBatch, PackedLayout
 from regard.tasks.axes import Hidden
+from regard.text import BOS, EOS, PAD
 from regard.viz import views
 from regard.viz.overlays.patches import pixel_values
 from regard.viz.views import MapChoice
-from tiny_runs import INPUTS, make_input_run
+from tiny_runs import INPUTS, WRITTEN, make_input_run
 
 Get = Callable[[str], Model]
+ALL = INPUTS | WRITTEN
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +60,14 @@ def dense_layers(one: Model, batch: Any) -> list[torch.Tensor]:
         return [attention.sentence(0) for attention in seen.attention.values()]
 
 
-@pytest.mark.parametrize("recipe", INPUTS)
+@pytest.mark.parametrize("recipe", ALL)
 def test_a_trace_describes_its_input_and_saves_all_of_it(model: Get, recipe: str, tmp_path: Path) -> None:
-    trace = model(recipe).trace(INPUTS[recipe])
+    trace = model(recipe).trace(ALL[recipe])
     header = trace.header
     assert json.loads(json.dumps(header, allow_nan=False)) == header
     kind = header["axes"][header["model"]["input"]]["kind"]
-    assert kind == {"shapes": "patches", "key-door": "steps"}.get(recipe, "nodes")
+    kinds = {"shapes": "patches", "scenes": "patches", "tones": "frames", "key-door": "steps"}
+    assert kind == kinds.get(recipe, "nodes")
     for entry in (*header["attention"], *header["rollout"]):
         weights = trace.array(entry["array"])
         assert weights.shape == (entry["heads"], *(len(trace.elements(entry[axis])) for axis in ("queries", "keys")))
@@ -190,6 +194,84 @@ def test_a_hidden_bond_of_a_molecule_is_hidden_as_a_node_too(model: Get) -> None
     assert split.header["output"]["numbers"] != plain.header["output"]["numbers"] == split.header["before"]["numbers"]
 
 
+# -- sound -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_frames_of_a_recording_divide_its_time(model: Get) -> None:
+    """With a subsampling of 2, frame i is centred at the window of frame 2i: 20 i ms later than the first, at 12.5."""
+    one = model("tones")
+    trace = one.trace("test 2")
+    features = one.task.features(one.task.read_argument("test 2"))  # type: ignore[attr-defined]
+    axis, elements = trace.header["axes"]["source"], trace.elements("source")
+    assert axis["seconds"] == pytest.approx((len(features) - 1) * 0.01 + 0.025)
+    times = [tuple(element["time"]) for element in elements]
+    assert times[0] == (0.0, 0.0225) and times[1] == (0.0225, 0.0425) and times[-1][1] == axis["seconds"]
+    assert all(end == begin for (_, end), (begin, _) in pairwise(times))
+    low, high = features.min(), features.max()
+    shown = trace.array("axes.source.spectrogram")
+    np.testing.assert_allclose(shown, (features - low) / (high - low), atol=1e-6)
+
+
+@pytest.mark.parametrize("subsample", [1, 2, 4])
+def test_hidden_frames_are_read_as_zeros(subsample: int, tmp_path: Path) -> None:
+    one = Model(make_input_run(tmp_path / "run", "tones", f"model.subsample={subsample}"), "cpu")
+    task: Any = one.task
+    inspection = task.inspect(task.read_argument("test 2"))
+    frames = len(inspection.axis)
+    each = [np.flatnonzero((task.hide(inspection, Hidden((n,))).content == 0).all(1)) for n in range(frames)]
+    np.testing.assert_array_equal(np.concatenate(each), np.arange(len(inspection.content)))  # each belongs to one
+    middle = frames // 2
+    assert abs(each[middle].mean() - (middle * subsample - (subsample > 1) / 2)) < 0.01
+    with pytest.raises(UserError, match="only graphs have edges, and this input has frames"):
+        task.hide(inspection, Hidden(edges=((0, 1),)))
+
+
+def test_a_trace_has_the_spikes_of_ctc(model: Get) -> None:
+    one = model("tones")
+    trace = one.trace("test 2", target="a e i")
+    about = trace.header["ctc"]
+    batch = FeatureBatch.from_lists([one.task.inspect(one.task.read_argument("test 2")).content], [[EOS]], bos=BOS)  # type: ignore[attr-defined]
+    with torch.inference_mode():
+        encoded, layout = one.module.encode(batch.source)  # type: ignore[operator]
+        expected = one.module.ctc_log_probs(encoded, layout)[0].exp().numpy()  # type: ignore[operator]
+    letters = one.run.tokenizers[1].encode("a e i")
+    np.testing.assert_allclose(trace.array(about["array"]), expected[:, [PAD, *letters]].T, atol=1e-5)
+    assert about["starts"] == sorted(about["starts"]) and len(about["starts"]) == 3
+
+
+def test_a_trace_of_ctc_alone_has_the_text_and_its_frames(tmp_path: Path) -> None:
+    changes = ("model.ctc_weight=1", "model.decoder_layers=0")
+    one = Model(make_input_run(tmp_path / "run", "tones", *changes), "cpu")
+    trace = one.trace("test 2")
+    assert trace.header["text"]["target"] == one.transcribe(soundless(one)).text
+    assert {entry["part"] for entry in trace.header["attention"]} == {"encoder"}
+    given = one.trace("test 2", target="a e i")
+    starts, spikes = given.header["ctc"]["starts"], given.array("output.ctc")
+    assert given.header["output"]["p"] == pytest.approx(
+        [spikes[n + 1, start] for n, start in enumerate(starts)], rel=1e-3
+    )
+    assert "CTC" in views.draw(given, "overlay").scene().svg()
+    with pytest.raises(UserError, match="the target needs more than the"):
+        one.trace("test 2", target="a " * 60)
+
+
+def soundless(one: Model) -> Any:
+    """The samples of the example that traces are made of, without a file."""
+    task: Any = one.task
+    return task.read_argument("test 2").samples(8000)
+
+
+def test_hidden_patches_of_a_caption_are_grey_in_the_picture_and_for_the_model(model: Get) -> None:
+    one = model("scenes")
+    plain = one.trace("test 2")
+    hidden = one.trace("test 2", changes=hiding(plain.header, ["2,3"]))
+    image = hidden.array("axes.source.image")
+    np.testing.assert_allclose(image[8:16, 16:24], 0.5, atol=0.01)
+    kept = np.ones((48, 48), bool)
+    kept[8:16, 16:24] = False
+    np.testing.assert_allclose(image[kept], plain.array("axes.source.image")[kept], atol=1e-6)
+
+
 def test_predictions_are_those_of_predict(model: Get) -> None:
     for recipe, given in (("shapes", list(Shapes.images("test", 2))[1][0]), ("citations", "paper-3")):
         predicted = model(recipe).predict(given)
@@ -266,11 +348,11 @@ def test_changes_that_make_no_sense_are_refused(model: Get) -> None:
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("recipe", INPUTS)
+@pytest.mark.parametrize("recipe", ALL)
 @pytest.mark.parametrize("view", ["overlay", "maps", "heads"])
 def test_every_kind_of_input_is_drawn_in_all_formats(model: Get, recipe: str, view: str, tmp_path: Path) -> None:
-    trace = model(recipe).trace(INPUTS[recipe])
-    assert views.fitting(trace)[:3] == ["overlay", "maps", "heads"]
+    trace = model(recipe).trace(ALL[recipe])
+    assert [one for one in views.fitting(trace) if one != "align"][:3] == ["overlay", "maps", "heads"]
     picture = views.draw(trace, view)
     svg = picture.scene().svg()
     assert svg.startswith("<svg") and svg.count("<svg") == 1

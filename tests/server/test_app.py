@@ -27,7 +27,7 @@ from regard.server.page_app import application
 from regard.server.registry import LRUCache, RunRegistry
 from regard.viz import standalone
 from regard.viz.colours import ANCHORS
-from tiny_runs import make_run
+from tiny_runs import make_input_run, make_run
 
 TEXT = "this cat is very large"
 
@@ -65,7 +65,30 @@ def test_the_runs_are_listed(client: TestClient, runs: list[Path]) -> None:
     assert bert["task"] == "fill" and "[MASK]" in bert["example"]
     assert found["colours"]["anchors"] == [list(anchor) for anchor in ANCHORS]
     for run in found["runs"]:  # its example can be traced
+        assert run["examples"] == []
         trace(client, run["id"], run["example"])
+
+
+def test_runs_whose_inputs_are_not_texts_have_examples(tmp_path: Path) -> None:
+    names = ["key-door", "citations", "tones"]
+    paths = [make_input_run(tmp_path / name, name).path for name in names]
+    client = TestClient(application(paths, device="cpu"), base_url="http://127.0.0.1")
+    found = client.get("/api/runs").json()
+    assert [run["id"] for run in found["runs"]] == names and found["text"] == ""
+    for run in found["runs"]:
+        assert len(run["examples"]) == 12 and run["example"] == run["examples"][0]
+        assert trace(client, run["id"], run["example"])["text"]["source"] == run["example"]
+
+
+@pytest.mark.filterwarnings("ignore:.*was edited since training")
+def test_a_run_whose_data_are_gone_has_no_examples(tmp_path: Path) -> None:
+    graph = tmp_path / "graph.npz"
+    run = make_input_run(tmp_path / "run", "citations")
+    recipe = (tmp_path / "run" / "recipe.toml").read_text()
+    (tmp_path / "run" / "recipe.toml").write_text(recipe.replace('corpus = "citations"', f'graph = "{graph}"'))
+    client = TestClient(application([run.path], device="cpu"), base_url="http://127.0.0.1")
+    (listed,) = client.get("/api/runs").json()["runs"]
+    assert listed["examples"] == [] and listed["example"] == ""
 
 
 def test_a_trace_over_http_equals_the_library_s(client: TestClient, runs: list[Path]) -> None:

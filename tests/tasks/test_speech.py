@@ -186,19 +186,19 @@ def test_a_picture_has_the_spectrogram_the_spikes_and_the_attention(
     sound = folder / "0.wav"
     call(capsys, "draw", run.path, sound, "--target", "a e i", "--out", tmp_path / "a.json")
     numbers = json.loads((tmp_path / "a.json").read_text())
-    attention, ctc = np.array(numbers["attention"]), np.array(numbers["ctc"])
-    assert attention.shape[0] == 4 and ctc.shape[0] == 3 and attention.shape[1] == ctc.shape[1]
+    attention = np.array(numbers["weights"])
+    assert attention.shape[0] == 4
     np.testing.assert_allclose(attention.sum(1), 1, atol=1e-4)
-    assert [row["token"] for row in numbers["tokens"]] == ["a", "e", "i"]
-    times = [row["ctc"] for row in numbers["tokens"]]
-    assert times == sorted(times) and times[-1] < numbers["seconds"]
+    assert [row["token"] for row in numbers["tokens"]] == ["a", "e", "i", "</s>"]
+    times = [row["ctc"] for row in numbers["tokens"][:3]]
+    assert times == sorted(times) and times[-1] < numbers["trace"]["axes"]["source"]["seconds"]
     call(capsys, "draw", run.path, sound, "--target", "a e i", "--out", tmp_path / "a.svg")
     content = (tmp_path / "a.svg").read_text()
-    assert "log-mel spectrogram" in content and "CTC" in content and "attention of each token" in content
+    assert "log-mel spectrogram" in content and "CTC" in content and "Cross-attention" in content
     printed, _ = call(capsys, "draw", run.path, sound, "--target", "a e i", "--head", 2)
-    assert "0.wav: a e i" in printed and "█" in printed
+    assert f"{sound}: a e i"[:60] in printed and "█" in printed
     _, error = call(capsys, "draw", run.path, sound, "--head", 9, status=2)
-    assert "--head 9: a layer has 2 heads" in error
+    assert "--head 9: this model has 2 heads" in error
 
 
 BAD = {

@@ -9,17 +9,14 @@ from typing import Annotated
 
 import typer
 
-from regard import tasks
 from regard.api import Model, load
 from regard.cli import options
 from regard.cli.output import note
 from regard.errors import UserError
 from regard.interpret import position_study
 from regard.interpret.interventions import hiding
-from regard.interpret.sound_attention import sound_attention
 from regard.interpret.trace import Trace
 from regard.run_dir import RunDir
-from regard.tasks.speech import SpeechTask
 from regard.viz import terminal, views
 from regard.viz.views import MapChoice, Picture, files
 
@@ -35,7 +32,6 @@ class ViewOption(StrEnum):
     positions = "positions"
     curves = "curves"
     overlay = "overlay"
-    speech = "speech"
 
 
 class PartOption(StrEnum):
@@ -58,8 +54,8 @@ TEXTLESS = (ViewOption.positions, ViewOption.curves)
 DRAWN = tuple(view for view in ViewOption if view not in TEXTLESS)  # views of an input
 VIEWS_WITH = {  # the views in which an option has an effect
     "--part": (ViewOption.overlay, ViewOption.maps, ViewOption.gates),
-    "--layer": (ViewOption.overlay, ViewOption.align, ViewOption.maps, ViewOption.gates, ViewOption.speech),
-    "--head": (ViewOption.overlay, ViewOption.align, ViewOption.maps, ViewOption.speech),
+    "--layer": (ViewOption.overlay, ViewOption.align, ViewOption.maps, ViewOption.gates),
+    "--head": (ViewOption.overlay, ViewOption.align, ViewOption.maps),
     "--at": (ViewOption.overlay,),
     "--hide": DRAWN,
     "--tokens": (ViewOption.overlay, ViewOption.align, ViewOption.maps),
@@ -156,7 +152,7 @@ def draw(
 ) -> None:
     """Draw what happens inside a model: attention, gates, the path to the next token.
 
-    - **overlay**: attention over an image, the frames of an episode, or the edges of a graph
+    - **overlay**: attention over an image, a recording, the frames of an episode, or the edges of a graph
     - **align**: which source words each output word attends to
     - **maps**: the attention weights of one part of the model
     - **heads**: every head of every layer, side by side
@@ -164,7 +160,6 @@ def draw(
     - **gates**: the gates of a recurrent model, token by token
     - **positions**: the position vectors
     - **curves**: training and validation over time
-    - **speech**: speech models: the spectrogram, when CTC recognises each token, and what each token attends to
 
     Attention shows where the model looked; that alone does not explain its output.
 
@@ -183,8 +178,6 @@ def draw(
         files.checked(path, traced=view not in TEXTLESS)
     options.check_utf8(TEXT=text, **{"--target": target})
     view = ViewOption.maps if view is None and part is not None else view
-    if view is None and isinstance(tasks.of(RunDir(run).recipe), SpeechTask):
-        view = ViewOption.speech
     given: dict[str, object] = {
         "--part": part,
         "--layer": layer,
@@ -215,17 +208,8 @@ def draw(
     if not text.strip():
         raise UserError("TEXT is blank: there is nothing to draw")
     choice = _choice(part, layer, head, tokens)
-    if view is ViewOption.speech:
-        return _show(_speech(run, text, target, choice, weights, device), path, theme)
     trace = _trace(load(run, weights=weights, device=device), text, target, hide or [])
     _show(views.draw(trace, view, choice, at=at), path, theme)
-
-
-def _speech(run: Path, file: str, target: str | None, choice: MapChoice, weights: str, device: str) -> Picture:
-    if isinstance(choice.head, str) or isinstance(choice.layer, str):
-        raise UserError("--view speech takes numbers for --layer and --head, or mean")
-    loaded = load(run, weights=weights, device=device)
-    return views.speech(sound_attention(loaded, file, target, choice.layer, choice.head), Path(file).name)
 
 
 def _without_effect(view: ViewOption | None, given: dict[str, object]) -> str | None:

@@ -8,8 +8,8 @@ An intervention is plain JSON, the same in Python, over HTTP and in a link:
     {"kind": "row", "attention": "decoder.0.cross_attn", "head": 2, "query": 4, "weights": [0, 1, 0]}
                                                                         weights of one query; head None: all heads
 
-A hidden token becomes the unknown token, a hidden patch grey, a hidden frame silent. Nothing attends to a hidden step,
-or to or from a hidden node.
+A hidden token becomes the unknown token, a hidden patch grey; the features of a hidden frame of sound become 0, their
+mean. Nothing attends to a hidden step, or to or from a hidden node.
 """
 
 from __future__ import annotations

@@ -143,4 +143,9 @@ class SpeechModel(EncoderDecoder):
 
     def logits(self, batch: FeatureBatch) -> Tensor:
         """[T, V] for every target token; with CTC alone, [S', V] for every frame."""
-        return super().logits(batch) if self.has_decoder else self.ctc_logits(self.encode(batch.source)[0])
+        encoded, layout = self.encode(batch.source)
+        if not self.has_decoder:
+            return self.ctc_logits(encoded)
+        if self.has_ctc and taps.has_listeners():
+            self.ctc_logits(encoded)  # for a recorder
+        return self.project(self.decode(batch.inputs, encoded, layout))

@@ -125,7 +125,8 @@ def explain(request: ExplainRequest, sampling: Sampling, send: Send, gone: Event
             reported = time.monotonic()
             send({"done": done, "of": of})
 
-    send({"done": 0, "of": of, "inputs": list(box.parts), "outputs": list(box.outputs), "output": request.output})
+    about = {"outputs": list(box.outputs), "output": request.output, "what": request.score, "grid": box.grid}
+    send({"done": 0, "of": of, "inputs": list(box.parts), **about})
     result, sent = None, time.monotonic()
     for result in stream(box, sampling, progress):
         if time.monotonic() - sent >= RESULT_SECONDS and done < of:
@@ -134,8 +135,8 @@ def explain(request: ExplainRequest, sampling: Sampling, send: Send, gone: Event
     assert result is not None
     send({"done": of, "of": of, **_numbers(result)})
     drawn = curves(box, request.orders(result.overall, EXPLANATION), insertion=request.insertion, seed=sampling.seed)
-    about = {"output": request.output, "what": request.score, "cut": request.truncated}
-    send({"final": True, "inputs": list(result.features), **result.to_json(), **about, "curves": _curves(drawn)})
+    final = {"inputs": list(result.features), **result.to_json(), **about, "cut": request.truncated}
+    send({"final": True, **final, "curves": _curves(drawn)})
 
 
 def _numbers(result: Explanation) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from threading import Lock
 from typing import Any, Generic, TypeVar
 
 from regard import devices, tasks
+from regard.data.builtin import CORPORA as PAIRS
 from regard.data.builtin import pairs
 from regard.data.corpora import corpora
 from regard.errors import UserError
@@ -175,7 +176,7 @@ class RunRegistry:
         """Return the answer of `/api/runs`."""
         return {
             "version": 1,
-            "text": self.text or next((example(run) for run in self.runs.values()), ""),
+            "text": self.text,
             "runs": [describe(name, run) for name, run in self.runs.items()],
             "colours": colour_table(),
             "limits": {
@@ -198,6 +199,7 @@ def fingerprint(file: Path) -> str:
 def describe(name: str, run: RunDir) -> dict[str, Any]:
     """Return the description of a run for the page, without loading its model."""
     recipe, settings, spec = run.recipe, run.recipe.model, tasks.of(run.recipe).trace
+    examples = examples_of(run)
     return {
         "id": name,
         "name": name,
@@ -209,14 +211,23 @@ def describe(name: str, run: RunDir) -> dict[str, Any]:
         "snapshots": list(run.snapshots()),
         "layers": layers_of(settings),
         "heads": heads_of(settings),
-        "example": example(run),
+        "example": examples[0] if examples else example(run),
+        "examples": examples,
         "has_gold": spec is not None and spec.has_alignment and has_gold(recipe),
         "positions": getattr(settings, "positions", "none"),
     }
 
 
+def examples_of(run: RunDir) -> list[str]:
+    """Return inputs to choose from, where inputs are not texts; none if the data of the run are no longer there."""
+    try:
+        return tasks.of(run.recipe).examples()
+    except UserError:
+        return []
+
+
 def example(run: RunDir) -> str:
-    """Return a first input: a test sentence of a built-in corpus, or a validation sample of the run."""
+    """Return a first text: a test sentence of a built-in corpus, or a validation sample of the run."""
     task = tasks.of(run.recipe)
     words = (_test_sentence(run) or _sample(run)).split()
     if task.trace is not None and task.trace.joined:
@@ -228,8 +239,8 @@ def example(run: RunDir) -> str:
 
 
 def _test_sentence(run: RunDir) -> str:
-    names = [corpus.corpus for corpus in corpora(run.recipe.data) if corpus.corpus is not None]
-    if not names:
+    names = [corpus.corpus for corpus in corpora(run.recipe.data) if corpus.corpus in PAIRS]
+    if not names or names[0] is None:
         return ""
     first = next(pairs(names[0], "test", 1))
     return first.source if tasks.of(run.recipe).has_source else first.target

@@ -4,7 +4,7 @@
 |---|---|---|
 | tokens | subwords, with the word of each as its group | |
 | patches | of an image, each with its `box`: left, top, width, height in pixels | `width`, `height`; image [h, w, 3] |
-| frames | of sound, each with its `time`: begin and end in seconds | `seconds`; spectrogram [frames, bands] |
+| frames | of sound, each with its `time`: begin and end in seconds | `seconds`, `top` (kHz); spectrogram [n, bands] |
 | steps | of a trajectory: return, state and action, with the step as their group | `steps`; frames [S, h, w, 3] |
 | nodes | of a graph, each with its position `at`: x, y from 0 to 1 | `edges`, `focus`, `inside` |
 """
@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from regard.errors import UserError
 from regard.run_dir import RunDir
@@ -115,6 +117,34 @@ def patch_axis(image: np.ndarray, side: int) -> Axis:
         element(f"{y // side + 1},{x // side + 1}", n, box=[x, y, side, side]) for n, (y, x) in enumerate(corners)
     ]
     return Axis("patches", elements, {"width": width, "height": height}, picture(image))
+
+
+def frame_axis(features: np.ndarray, times: np.ndarray, seconds: float, top: float) -> Axis:
+    """The encoder's frames of a recording, from its log-mel features [n, bands]; `times` [frames + 1] are their ends.
+
+    `top` is the highest frequency of the features, in kHz.
+    """
+    ends = [round(time, 4) for time in times.tolist()]
+    elements = [
+        element(f"{(begin + end) / 2:.2f} s", n, time=[begin, end]) for n, (begin, end) in enumerate(pairwise(ends))
+    ]
+    about = {"seconds": round(seconds, 4), "top": top}
+    return Axis("frames", elements, about, {"spectrogram": to_shares(features)})
+
+
+def to_shares(values: np.ndarray) -> np.ndarray:
+    """Scale numbers linearly to the range from 0 to 1."""
+    low, high = float(values.min()), float(values.max())
+    return np.asarray((values - low) / (high - low or 1.0), np.float32)
+
+
+def without_patches(axis: Axis, image: np.ndarray, elements: Sequence[int], value: npt.ArrayLike) -> np.ndarray:
+    """An image [h, w, channels] with this value, or one for each channel, in all pixels of some patches."""
+    image = image.copy()
+    for n in elements:
+        x, y, width, height = axis.elements[n]["box"]
+        image[y : y + height, x : x + width] = value
+    return image
 
 
 def picture(image: np.ndarray) -> dict[str, np.ndarray]:

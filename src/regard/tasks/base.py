@@ -118,6 +118,10 @@ class Task(ABC):
         """Mean and standard deviation of each number in the training data; none unless `output` is "numbers"."""
         return []
 
+    def examples(self) -> list[str]:
+        """Inputs to begin with, for the page; none where inputs are texts."""
+        return []
+
     # -- data ---------------------------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from regard.data.image_files import Image, ImageShape
 from regard.data.scenes import LANGUAGES, SIDE, DrawnScene
 from regard.models.captioner import CHANNELS, CaptionerSettings
 from regard.registry import TASKS
-from regard.tasks.axes import Axis, patch_axis
+from regard.tasks.axes import Hidden, Inspection, patch_axis, picture, refuse_edges, without_patches
 from regard.tasks.base import TraceSpec
 from regard.tasks.feature_text import FeatureTextTask
 from regard.tasks.regions import WordRegion
@@ -71,13 +72,17 @@ class CaptioningTask(FeatureTextTask):
         single = isinstance(given, str | Path | DrawnScene) or getattr(given, "ndim", 4) in (2, 3)
         return [given] if single else list(given), single
 
-    def axis(self, given: Any) -> Axis:
-        return patch_axis(self.image(given) / 255, self.settings.patch)
+    def inspect(self, given: Any) -> Inspection:
+        image = self.image(given)
+        return Inspection(self.features(image), patch_axis(image / 255, self.settings.patch))
 
-    def without(self, features: Table, elements: Sequence[int]) -> Table:
-        hidden = features.copy()
-        hidden[list(elements)] = GREY
-        return hidden
+    def hide(self, inspection: Inspection, hidden: Hidden) -> Inspection:
+        """Make some patches grey."""
+        refuse_edges(hidden, "patches")
+        features, axis = inspection.content.copy(), inspection.axis
+        features[list(hidden.elements)] = GREY
+        image = without_patches(axis, axis.arrays["image"], hidden.elements, GREY)
+        return Inspection(features, replace(axis, arrays=picture(image)))
 
     def show_input(self, index: int, given: Any) -> str:
         return f"held-out image {index + 1}"

@@ -23,7 +23,7 @@ from regard.models import SequenceModel
 from regard.packed import FeatureBatch
 from regard.recipes.schema import Corpus
 from regard.run_dir import RunDir
-from regard.tasks.axes import EXAMPLE, EXAMPLES, Axis
+from regard.tasks.axes import EXAMPLE, EXAMPLES, Hidden, Inspection
 from regard.tasks.base import Dataset, Output, Task
 from regard.tasks.text import batch_tokens, check_files
 from regard.tasks.text_writer import TextWriter
@@ -65,13 +65,13 @@ class FeatureTextTask(Task):
     def input_list(self, given: Any) -> tuple[list[Any], bool]:
         """The inputs that an argument of `regard.Model` stands for, and whether it is a single one."""
 
-    def axis(self, given: Any) -> Axis:
-        """What the rows of the encoded features are, for pictures of attention."""
-        raise NotImplementedError  # implemented by tasks with a trace
+    @abstractmethod
+    def inspect(self, given: Any) -> Inspection:
+        """An input as the model reads it: its features [n, F], and what the rows of the encoded source are."""
 
-    def without(self, features: Features, elements: Sequence[int]) -> Features:
-        """The features [n, F] of an input as if some elements of its axis were not there."""
-        raise NotImplementedError  # implemented by tasks with a trace
+    @abstractmethod
+    def hide(self, inspection: Inspection, hidden: Hidden) -> Inspection:
+        """The same input without some of its elements."""
 
     def read_argument(self, argument: str) -> Any:
         """The input that an argument of the command line stands for: a file, or an example such as "test 3"."""

@@ -33,6 +33,7 @@ from regard.tasks.axes import (
     picture,
     refuse_edges,
     refuse_special,
+    without_patches,
 )
 from regard.tasks.base import Dataset, TraceSpec
 from regard.tasks.classes import ClassTask, InputBatch
@@ -185,12 +186,10 @@ class ImageClassificationTask(ClassTask, InspectableTask):
         assert isinstance(self.recipe.model, ViTSettings)
         refuse_edges(hidden, "patches")
         refuse_special(hidden, inspection.axis)
-        images = inspection.content.images.clone()
-        for n in hidden.elements:
-            x, y, width, height = inspection.axis.elements[n]["box"]
-            images[:, y : y + height, x : x + width] = torch.tensor(self.recipe.model.pixel_mean)
-        seen = replace(inspection.axis, arrays=picture(images[0].numpy()))
-        return Inspection(replace(inspection.content, images=images), seen)
+        mean = self.recipe.model.pixel_mean
+        image = without_patches(inspection.axis, inspection.content.images[0].numpy(), hidden.elements, mean)
+        images = torch.from_numpy(image)[None]
+        return Inspection(replace(inspection.content, images=images), replace(inspection.axis, arrays=picture(image)))
 
     def input_list(self, given: Any) -> tuple[list[Any], bool]:
         single = isinstance(given, str | Path) or getattr(given, "ndim", 4) < 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from regard.data.audio import Samples, check_samples, read_audio
 from regard.data.corpora import expand
 from regard.data.features import Example
-from regard.data.log_mel import HOP, log_mel
+from regard.data.log_mel import HOP, WINDOW, log_mel
 from regard.data.speech import Recording, Utterance, at_speeds, join_utterances, read_utterances
 from regard.errors import UserError
 from regard.metrics.error_rates import ErrorRates
@@ -23,6 +24,8 @@ from regard.nn.sound import subsampled
 from regard.recipes.schema import Corpus, Recipe
 from regard.registry import CORPORA, TASKS
 from regard.run_dir import RunDir
+from regard.tasks.axes import Hidden, Inspection, frame_axis, refuse_edges, to_shares
+from regard.tasks.base import TraceSpec
 from regard.tasks.feature_text import FeatureDataset, Features, FeatureTextTask
 from regard.tasks.transcriber import Transcriber
 
@@ -38,9 +41,12 @@ class SpeechTask(FeatureTextTask):
     data = "speech"
     verb = "transcribe"
     usage = "recording.wav"
-    verbs = frozenset({"transcribe", "evaluate", "draw", "bench"})
-    trace = None
+    verbs = frozenset({"transcribe", "evaluate", "look", "draw", "bench"})
     writer_class = Transcriber
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        self.trace = TraceSpec("write" if self.settings.ctc_weight < 1 else "spell")
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
@@ -120,6 +126,24 @@ class SpeechTask(FeatureTextTask):
             raise UserError(f"{name} is {seconds}, and the model reads at most {longest:g}: cut it into parts")
         features: Features = log_mel(samples, rate, self.settings.mels).numpy()
         return features
+
+    def inspect(self, given: Any) -> Inspection:
+        features, settings = self.features(given), self.settings
+        frames = subsampled(len(features), settings.subsample)
+        # Frame i of the encoder is centred at frame i * subsample of the features.
+        inner = ((np.arange(1, frames) - 0.5) * settings.subsample) * HOP + WINDOW / 2
+        seconds = (len(features) - 1) * HOP + WINDOW
+        times = np.concatenate([[0.0], inner.clip(max=seconds), [seconds]])
+        return Inspection(features, frame_axis(features, times, seconds, settings.sample_rate / 2000))
+
+    def hide(self, inspection: Inspection, hidden: Hidden) -> Inspection:
+        """Make all features of some frames 0, their mean over the recording, as SpecAugment does in training."""
+        refuse_edges(hidden, "frames")
+        axis, factor = inspection.axis, self.settings.subsample
+        number = (np.arange(len(inspection.content)) + factor // 2) // factor  # of the encoder's frame
+        gone = np.isin(number.clip(max=len(axis) - 1), hidden.elements)
+        features = np.where(gone[:, None], np.float32(0), inspection.content)
+        return Inspection(features, replace(axis, arrays={"spectrogram": to_shares(features)}))
 
     def show_input(self, index: int, given: Any) -> str:
         return given.name if isinstance(given, Recording) else f"recording {index + 1}"

@@ -194,6 +194,7 @@ def _entry(trace: Trace) -> dict[str, Any]:
     text = trace.header["text"]["source"]
     return {"id": model["run"], **same, "path": model["name"], "about": "", "step": None, "snapshots": []} | {
         "example": text,
+        "examples": [],
         "has_gold": False,
     }
 

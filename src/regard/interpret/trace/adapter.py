@@ -106,6 +106,10 @@ class TraceAdapter(ABC):
     def sides(self, given: Any, output: Output) -> TraceSides:
         """The elements at the positions of that pass."""
 
+    def output_logits(self, logits: Tensor, output: Sequence[int]) -> Tensor:
+        """The logits [T, V] of the tokens of an output, from what the model computes."""
+        return logits
+
     def numbers(self, logits: Tensor) -> list[list[float]] | None:
         """The numbers that a row of the model's output predicts, for each row; None: the rows are logits."""
         return None

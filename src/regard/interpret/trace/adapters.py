@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from regard.errors import UserError
 from regard.interpret.trace.adapter import TraceAdapter
-from regard.interpret.trace.feature_adapters import FeatureTextAdapter
+from regard.interpret.trace.feature_adapters import FeatureTextAdapter, SpellingAdapter
 from regard.interpret.trace.input_adapters import DecisionAdapter, PredictionAdapter
 from regard.interpret.trace.text_adapters import (
     ClassificationAdapter,
@@ -23,6 +23,7 @@ ADAPTERS: dict[str, type[TraceAdapter]] = {
     "predict": PredictionAdapter,
     "decide": DecisionAdapter,
     "write": FeatureTextAdapter,
+    "spell": SpellingAdapter,
 }
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from regard.decoding.ctc import BLANK, align
 from regard.interpret.explain.models import Vocabulary
 from regard.interpret.recorder import RecordedAttention
 from regard.interpret.rollout import rollout
@@ -28,6 +29,7 @@ from regard.interpret.trace.trace import MAX_FLOAT16, MakeArray, describe_array
 from regard.models import SequenceModel
 from regard.registry import POSITIONS
 from regard.tasks.axes import Axis
+from regard.text import EOS
 
 TOP, LAYER_TOP = 10, 5  # most probable tokens listed: of the output, and of each layer
 LENS_MULTIPLICATIONS = 2e10  # budget of the logit lens; of a long text only the last positions are computed
@@ -329,6 +331,24 @@ def probabilities(adapter: TraceAdapter, one: ForwardPass) -> Entry:
         "p": [None if value is None else significant(math.exp(value)) for value in logp],
         "logp": [None if value is None else significant(value) for value in logp],
     }
+
+
+def ctc(now: ForwardPass, arrays: Arrays) -> Entry | None:
+    """Describe the probability of the blank, then of each token of the output, in every frame: [1 + T, frames].
+
+    `starts` are the frames where the tokens begin on the likeliest path; empty if the text has none. None: the model
+    has no CTC.
+    """
+    logits = now.recorder.values.get("ctc")
+    if logits is None:
+        return None
+    tokens = [token for token in now.output.tokens if token != EOS]
+    log_probs = logits.float().log_softmax(-1)
+    try:
+        starts = align(log_probs, tokens)
+    except ValueError:  # more tokens than there are frames
+        starts = []
+    return {"array": arrays.add("output.ctc", log_probs[:, [BLANK, *tokens]].T.exp(), "uint8"), "starts": starts}
 
 
 # -- gates ------------------------------------------------------------------------------------------------------------

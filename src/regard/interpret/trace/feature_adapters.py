@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from torch import Tensor
 
 from regard.decoding.constraints import max_length
+from regard.decoding.ctc import align
 from regard.errors import UserError
 from regard.interpret.explain.models import Vocabulary
 from regard.interpret.interventions import Applied, Intervention, hidden_elements
@@ -14,7 +19,7 @@ from regard.interpret.trace.tokens import TokenSide, TokenSpan
 from regard.packed import FeatureBatch
 from regard.runs import LoadedRun
 from regard.tasks import TraceSpec
-from regard.tasks.axes import Inspection, refuse_edges
+from regard.tasks.axes import Inspection
 from regard.text import BOS, EOS, PAD
 
 
@@ -31,13 +36,11 @@ class FeatureTextAdapter(TraceAdapter):
         return self.target
 
     def encode(self, text: str) -> tuple[Inspection, bool]:
-        given = self.task.read_argument(text)
-        return Inspection(self.task.features(given), self.task.axis(given)), False
+        return self.task.inspect(self.task.read_argument(text)), False
 
     def hide(self, given: Inspection, changes: Sequence[Intervention]) -> tuple[Inspection, tuple[Applied, ...]]:
         hidden = hidden_elements(changes, self.spec.input_sides, len(given.axis))
-        refuse_edges(hidden, given.axis.kind)
-        return Inspection(self.task.without(given.content, hidden.elements), given.axis), tuple(changes)
+        return self.task.hide(given, hidden), tuple(changes)
 
     def decode(self, given: Inspection, forward: Forward) -> Output:
         ((best, *_),) = (answer.hypotheses for answer in self.writer([given.content]))
@@ -71,3 +74,37 @@ class FeatureTextAdapter(TraceAdapter):
 
     def forbidden(self) -> list[int]:
         return self.target.forbidden()
+
+
+class SpellingAdapter(FeatureTextAdapter):
+    """Speech recognition with CTC alone, which gives each frame a distribution over tokens and a blank.
+
+    The logits of a token are those of the frame where it begins on the likeliest path of the text.
+    """
+
+    encoder_only = True
+    extends, has_score, has_lens = False, False, False
+    last = None
+
+    def decode(self, given: Inspection, forward: Forward) -> Output:
+        written = super().decode(given, forward)
+        return replace(written, tokens=tuple(token for token in written.tokens if token != EOS))
+
+    def encode_target(self, given: Inspection, target: str) -> Output:
+        output = super().encode_target(given, target)
+        tokens = tuple(token for token in output.tokens if token != EOS)
+        if len(tokens) + sum(one == other for one, other in pairwise(tokens)) > len(given.axis):
+            raise UserError(f"the target needs more than the {len(given.axis)} frames of the recording")
+        return replace(output, tokens=tokens)
+
+    def extend(self, given: Inspection, prefix: Sequence[int], forward: Forward) -> Output:
+        raise UserError("a model with CTC alone writes its output at once: it cannot be continued")
+
+    def batch(self, given: Inspection, output: Sequence[int]) -> FeatureBatch:
+        return super().batch(given, [EOS])
+
+    def output_logits(self, logits: Tensor, output: Sequence[int]) -> Tensor:
+        return logits[align(logits.float().log_softmax(-1), output)]
+
+    def sides(self, given: Inspection, output: Output) -> TraceSides:
+        return TraceSides(given.axis, TokenSide(), TokenSide((TokenSpan(output.tokens, self.target),)))

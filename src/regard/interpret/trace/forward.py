@@ -135,4 +135,5 @@ def forward(
     if adapter.spec.joined:  # every position predicts the next, those of the source too
         last = [value for name, value in recorder.values.items() if name.endswith("feed_forward_residual.stream")][-1]
         logits = loaded.module.logit_lens(last, batch)
+    logits = adapter.output_logits(logits, output.tokens)
     return ForwardPass(batch, adapter.sides(given, output), output, recorder, logits.float())

@@ -91,6 +91,7 @@ def _trace(
         "embedding": list(entries.embeddings(now, header["model"]["positions"], arrays)),
         "layers": [entries.describe_layer(stream) for stream in layers],
         "output": entries.output(adapter, now, arrays),
+        "ctc": entries.ctc(now, arrays),
         "changes": header["request"]["changes"],
         "before": None if before is None else _before(loaded, adapter, before),
         "held": None if held is None else entries.probabilities(adapter, held),

@@ -68,7 +68,9 @@ class TokenSide:
     def elements(self) -> list[dict[str, Any]]:
         texts = [text for span in _merge(self.spans) for text in span.tokenizer.token_texts(span.ids)]
         special = [is_special(token, span.tokenizer) for span in self.spans for token in span.ids]
-        columns = zip(self.ids, texts, labels(texts), self.words(), special, self.given, strict=True)
+        named = any(isinstance(span.tokenizer, ClassVocabulary) for span in self.spans)  # names of classes or actions
+        shown = texts if named else labels(texts)
+        columns = zip(self.ids, texts, shown, self.words(), special, self.given, strict=True)
         return [
             {
                 "id": token,

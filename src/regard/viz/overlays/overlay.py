@@ -22,14 +22,15 @@ Entry = Mapping[str, Any]
 class Overlay:
     """Attention [Q, K] over the elements of an input; merged elements are one row and one column.
 
-    `queries` and `keys` are axes of the trace's header, `at` the number of a row that is asked for. `groups` are the
-    numbers of the elements of each column.
+    `queries` and `keys` are axes of the trace's header, `at` the number of a row that is asked for. `query_groups` and
+    `groups` are the numbers of the elements of each row and of each column.
     """
 
     trace: Trace
     map: Map
     queries: Entry
     keys: Entry
+    query_groups: Sequence[Sequence[int]]
     groups: Sequence[Sequence[int]]
     at: int | None = None
 

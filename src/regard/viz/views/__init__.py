@@ -8,7 +8,6 @@ walk        from text to the next token, stage by stage
 gates       the gates of recurrent layers, token by token
 positions   the position encoding
 curves      training curves
-speech      a recording: its spectrogram, CTC and attention over time
 decisions   which past steps each decision attends to
 returns     achieved over requested returns
 """
@@ -17,7 +16,6 @@ from regard.viz.views.choice import MapChoice
 from regard.viz.views.decisions import decisions, returns_chart
 from regard.viz.views.files import FILES
 from regard.viz.views.picture import Picture
-from regard.viz.views.speech import speech
 from regard.viz.views.views import VIEWS, curves, draw, fitting, positions
 
 __all__ = [
@@ -31,5 +29,4 @@ __all__ = [
     "fitting",
     "positions",
     "returns_chart",
-    "speech",
 ]

@@ -7,6 +7,7 @@ from typing import Any
 from regard.errors import UserError
 from regard.interpret.trace import Trace
 from regard.viz.overlays import PANELS, Overlay
+from regard.viz.overlays.frames import SoundPanel
 from regard.viz.views import choice as choices
 from regard.viz.views.choice import MapChoice
 from regard.viz.views.picture import Picture, rounded
@@ -26,12 +27,18 @@ def overlay(trace: Trace, choice: MapChoice, at: str | None = None) -> Picture:
     queries, keys = (axes[entries[0][axis]] for axis in ("queries", "keys"))
     if keys["kind"] not in PANELS:
         raise UserError(f"--part {made.part}: its attention is over a text; --view maps draws it")
-    groups = choices.groups(keys["elements"]) if made.words else [[n] for n in range(len(keys["elements"]))]
-    laid = Overlay(trace, map, queries, keys, groups, None if at is None else _row(map.queries, at))
+    rows, columns = (
+        choices.groups(axis["elements"]) if made.words else [[n] for n in range(len(axis["elements"]))]
+        for axis in (queries, keys)
+    )
+    laid = Overlay(trace, map, queries, keys, rows, columns, None if at is None else _row(map.queries, at))
+    panels = tuple(PANELS[keys["kind"]](laid))
 
     def numbers() -> dict[str, Any]:
         label, row = laid.row()
-        return {
+        timed = panels[0]
+        sound = {"tokens": timed.times()} if isinstance(timed, SoundPanel) else {}
+        return sound | {
             "part": made.part,
             "layer": made.layer,
             "head": made.head,
@@ -44,7 +51,7 @@ def overlay(trace: Trace, choice: MapChoice, at: str | None = None) -> Picture:
             "before": trace.header["before"],
         }
 
-    return Picture("overlay", tuple(PANELS[keys["kind"]](laid)), numbers)
+    return Picture("overlay", panels, numbers)
 
 
 def _row(labels: tuple[str, ...], at: str) -> int:

@@ -3,12 +3,13 @@
 import { button, clear, debounce, el, field, segmented, select } from "./dom.js";
 import { weightOptions } from "./attention_map.js";
 import { setAnchors } from "./colours.js";
-import { shortNumber } from "./numbers.js";
+import { percent, plural, shortNumber } from "./numbers.js";
 import { CAUTION, captionLines } from "./figure.js";
 import { embeddedSource, liveSource, requestKey } from "./source.js";
 import { saveHtml, savePng, saveSvg } from "./export.js";
 import { anyOf, makeState } from "./state.js";
 import { direction } from "./tokens.js";
+import { overlay } from "./views/overlay.js";
 import { align } from "./views/align.js";
 import { heads } from "./views/heads.js";
 import { compare } from "./views/compare.js";
@@ -17,8 +18,17 @@ import { changes } from "./views/changes.js";
 import { explain } from "./views/explain.js";
 import { positions } from "./views/positions.js";
 
-const VIEWS = [align, heads, compare, walk, changes, explain, positions];
-const OUTPUT_NAMES = { translate: "Translation", generate: "Continuation", fill: "Filled masks", classify: "Class" };
+const VIEWS = [overlay, align, heads, compare, walk, changes, explain, positions];
+const OUTPUT_NAMES = {
+  translate: "Translation",
+  generate: "Continuation",
+  fill: "Filled masks",
+  classify: "Class",
+  predict: "Prediction",
+  write: "Text",
+  spell: "Text",
+  decide: "Decisions",
+};
 const LONG_TEXT = 140; // characters; longer texts have a smaller font
 const RELOADED = "The weights on disk have changed; the page now shows the new ones.";
 const TYPING_PAUSE = 450; // milliseconds without typing before the model runs
@@ -128,9 +138,17 @@ const currentRun = () => runs.find((run) => run.id === state.get("run")) ?? runs
 function currentRequest() {
   const run = currentRun();
   const step = state.get("step");
-  const text = state.get("text") || firstText || run.example || "";
+  const given = run === runs[0] || !run.examples.length ? firstText : ""; // on the command line
+  const text = state.get("text") || given || run.example || "";
   const wanted = { run: run.id, step: step === "" ? null : Number(step), text, target: null, changes: [] };
   return source.live ? wanted : source.nearest(wanted);
+}
+
+/** The input after a change to another run: texts are kept, and what is no text only if it is an example there too. */
+function keptText(run, id) {
+  const [text, other] = [state.get("text"), runs.find((one) => one.id === id)];
+  const kept = other.examples.length ? other.examples.includes(text) : !run.examples.length;
+  return kept && text ? text : null;
 }
 
 /** The weights that can be chosen: all snapshots, or those that a standalone file has. */
@@ -145,7 +163,7 @@ function buildComposer() {
   const runChoice = select(
     runs.map(({ id, name }) => [id, name]),
     run.id,
-    (id) => state.set({ run: id, step: null }, { push: true }),
+    (id) => state.set({ run: id, step: null, text: keptText(run, id) }, { push: true }),
   );
   form.append(field("Model", runChoice, { class: "field field-run" }));
   const steps = stepOptions(run);
@@ -156,6 +174,13 @@ function buildComposer() {
       state.set({ step: step || null }, { push: true }),
     );
     form.append(field("Weights", stepChoice, { class: "field field-step" }));
+  }
+  if (run.examples.length > 1) {
+    const known = run.examples.includes(request.text);
+    const options = [...(known ? [] : [["", "choose one"]]), ...run.examples.map((text) => [text, text])];
+    const choose = (text) => text && state.set({ text }, { push: true });
+    const choice = select(options, known ? request.text : "", choose);
+    form.append(field("Examples", choice, { class: "field field-example" }));
   }
   form.append(source.live ? textInput(request) : textChoice(request));
   clear(byId("composer")).append(form, el("div", { class: "answer", id: "answer" }));
@@ -190,7 +215,7 @@ function textInput(request) {
   });
   box.addEventListener("blur", () => (typing = false));
   requestAnimationFrame(grow);
-  return field("Text", box, { class: "field field-text" });
+  return field(currentRun().examples.length ? "Input" : "Text", box, { class: "field field-text" });
 }
 
 /** The texts of a standalone file. */
@@ -215,7 +240,8 @@ function showOutput(error = null) {
     return;
   }
   if (!trace) return;
-  const { text, model, axes } = trace.header;
+  const { header } = trace;
+  const { text, model, axes } = header;
   const output = el("p", {
     class: text.target.length > LONG_TEXT ? "output long" : "output",
     dir: direction(text.target),
@@ -223,11 +249,12 @@ function showOutput(error = null) {
     text: text.target || "(empty)",
   });
   const facts = [
+    header.output.p.length === 1 && !Number.isFinite(text.score) ? `probability ${percent(header.output.p[0])}` : null,
     Number.isFinite(text.score) ? `score ${shortNumber(text.score)}` : null,
-    `${axes.source.elements.length || axes.target.elements.filter((token) => token.given).length} input tokens`,
+    inputSize(axes),
     text.cut ? "input truncated to the model's maximum length" : null,
     model.step === null ? null : `step ${model.step}`,
-    model.parameters ? `${(model.parameters / 1e6).toFixed(model.parameters < 1e7 ? 1 : 0)} M parameters` : null,
+    model.parameters ? `${counted(model.parameters)} parameters` : null,
   ];
   answer.append(
     el("span", { class: "output-name", text: OUTPUT_NAMES[model.task] ?? "Output" }),
@@ -236,6 +263,19 @@ function showOutput(error = null) {
     reloaded ? el("p", { class: "note", text: RELOADED }) : "",
     source.live ? "" : el("p", { class: "hint caption", text: captionLines(trace.header).join(" · ") }),
   );
+}
+
+/** A count in thousands or millions. */
+const counted = (count) =>
+  count < 1e5 ? `${(count / 1e3).toFixed(0)} k` : `${(count / 1e6).toFixed(count < 1e7 ? 1 : 0)} M`;
+
+/** What the input consists of: "7 input tokens", "36 patches". */
+function inputSize(axes) {
+  const read = axes.source.elements.length ? axes.source : axes.inputs;
+  if (read.kind === "steps") return plural(read.steps.length, "step");
+  if (read.kind !== "tokens") return `${read.elements.length} ${read.kind}`;
+  const given = axes.source.elements.length || axes.target.elements.filter((token) => token.given).length;
+  return `${given} input tokens`;
 }
 
 // ---- views
@@ -249,10 +289,15 @@ function currentView() {
   return chosen ?? VIEWS.find(applies) ?? VIEWS[0];
 }
 
+/** The views to choose from. */
+const listedViews = () => VIEWS.filter((view) => !view.optional || applies(view) || view === currentView());
+
 function buildNavigation() {
   const shown = currentView();
-  const links = VIEWS.map((view) => {
-    const link = el("a", { href: state.link({ view: view.id }), text: view.title, class: applies(view) ? null : "unavailable" });
+  const listed = listedViews();
+  const links = listed.map((view) => {
+    const href = state.link({ view: view.id });
+    const link = el("a", { href, data: { view: view.id }, text: view.title, class: applies(view) ? null : "unavailable" });
     if (view === shown) link.setAttribute("aria-current", "page");
     return link;
   });
@@ -260,16 +305,13 @@ function buildNavigation() {
   const focused = [...strip.children].indexOf(document.activeElement);
   clear(strip).append(...links);
   if (focused >= 0) links[focused].focus();
-  const link = links[VIEWS.indexOf(shown)]; // scrollIntoView would also move the starting point of the Tab key
+  const link = links[listed.indexOf(shown)]; // scrollIntoView would also move the starting point of the Tab key
   const [left, right] = [link.offsetLeft - strip.offsetLeft, link.offsetLeft - strip.offsetLeft + link.offsetWidth];
   if (left < strip.scrollLeft || right > strip.scrollLeft + strip.clientWidth) strip.scrollLeft = left - 24;
 }
 
 /** Updates links after a change of the state, so that another view opens on the same run, text and layer. */
 function refreshLinks() {
-  [...byId("views").children].forEach((link, i) => {
-    link.href = state.link({ view: VIEWS[i].id });
-  });
   for (const link of document.querySelectorAll("a[data-view]")) link.href = state.link({ view: link.dataset.view });
 }
 
@@ -458,6 +500,8 @@ function updateComposer(changed) {
   const box = byId("composer").querySelector("textarea");
   if (changed.has("text") && box && box.value.trim() !== currentRequest().text.trim())
     box.value = currentRequest().text;
+  const examples = byId("composer").querySelector(".field-example select");
+  if (changed.has("text") && examples) examples.value = currentRequest().text; // none, if it is no example
   if (changed.has("step")) {
     const choice = byId("composer").querySelector(".field-step select");
     if (choice) choice.value = state.get("step");

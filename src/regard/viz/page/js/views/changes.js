@@ -2,6 +2,7 @@
 import { button, clear, debounce, el, field, select, slider } from "../dom.js";
 import { PART_NAMES, PART_ORDER, attentions, headOptions, headWeights, maskedCells } from "../attention_map.js";
 import { barFigure } from "../bars.js";
+import { PICTURED, axisArrays, elementPicture, unitLabels, unitName, unitsOf } from "../element_picture.js";
 import { innerContext } from "../figure.js";
 import { exactNumber, percent, signedNumber } from "../numbers.js";
 import { anyOf, listIn } from "../state.js";
@@ -12,18 +13,23 @@ const MAX_SLIDERS = 64; // of one attention row
 export const changes = {
   id: "changes",
   title: "Interventions",
-  about: "Ablate a head, mask a word or edit a row of attention, and see how the output changes.",
+  about: "Ablate a head, hide a part of the input or edit a row of attention, and see how the output changes.",
   lacking: "There is no output to change yet: type a text above.",
-  needs: (header) => header !== null && header.output.p.length > 0,
+  needs: (header) => header !== null && (header.output.p.length > 0 || header.output.numbers !== null),
   async render(root, context) {
+    const { header } = context.trace;
     const results = el("div", { class: "stack", aria: { live: "off" } });
     const list = el("div", { class: "row changes-list" });
     const editor = rowEditor(context);
-    const controls = el("div", { class: "stack" }, headSwitches(context), wordSwitches(context), editor.element);
+    const isPictured = PICTURED.includes(header.axes[inputSide(header)].kind);
+    const input = isPictured ? await partSwitches(context) : { element: wordSwitches(context), show: () => {} };
+    const isWide = ["frames", "steps"].includes(header.axes[inputSide(header)].kind);
+    const controls = el("div", { class: "stack" }, isWide ? null : input.element, headSwitches(context), editor.element);
     if (!context.source.live) {
       const text = "This file shows recorded results; for other interventions, open the run with `regard look`.";
       root.append(el("p", { class: "note", text }));
     }
+    if (isWide) root.append(input.element);
     root.append(el("div", { class: "columns changes-columns" }, controls, el("div", { class: "stack" }, list, results)));
 
     let updates = 0;
@@ -31,7 +37,8 @@ export const changes = {
     async function update(announced) {
       const mine = (updates += 1);
       showList(list, context);
-      for (const chip of controls.querySelectorAll("[data-change]")) {
+      input.show();
+      for (const chip of root.querySelectorAll("[data-change]")) {
         chip.setAttribute("aria-pressed", String(hasChanges(context.state, JSON.parse(chip.dataset.change))));
       }
       results.classList.add("waiting");
@@ -93,6 +100,9 @@ function attentionName(attention) {
 }
 
 function changeText(header, change) {
+  const axis = header.axes[change.side];
+  if (change.kind === "edge") return `edge ${change.ends.map((i) => axis.elements[i]?.label ?? "?").join(":")} hidden`;
+  if (PICTURED.includes(axis?.kind)) return `${hiddenName(axis, [change.element])} hidden`;
   if (change.kind === "hide") return `“${visible(header.axes[change.side]?.elements?.[change.element]?.text.trim() ?? "?")}” masked`;
   const attention = header.attention.find((one) => one.name === change.attention);
   const name = attention ? attentionName(attention) : change.attention;
@@ -100,17 +110,39 @@ function changeText(header, change) {
   return change.kind === "head" ? `${name}, ${head} ablated` : `${name}, ${head}: row ${change.query + 1} edited`;
 }
 
+/** A part of an input in words; neighbouring frames are one stretch of time. */
+function hiddenName(axis, elements) {
+  const [first, last] = [axis.elements[elements[0]], axis.elements[elements.at(-1)]];
+  if (!first || !last) return "?";
+  if (axis.kind === "frames") return `${first.time[0].toFixed(2)} to ${last.time[1].toFixed(2)} s`;
+  const label = axis.kind === "steps" ? String(axis.steps[first.group].number) : first.label;
+  return unitName(axis, label);
+}
+
+/** The interventions as [text, changes]: hidden frames that follow each other are one. */
+function listedChanges(header, list) {
+  const isFrame = (one) => one.kind === "hide" && header.axes[one.side]?.kind === "frames";
+  const hidden = list.filter(isFrame).sort((a, b) => a.element - b.element);
+  const stretches = [];
+  for (const one of hidden) {
+    if (stretches.at(-1)?.at(-1).element === one.element - 1) stretches.at(-1).push(one);
+    else stretches.push([one]);
+  }
+  const others = list.filter((one) => !isFrame(one)).map((one) => [changeText(header, one), [one]]);
+  const named = (stretch) => hiddenName(header.axes[stretch[0].side], stretch.map((one) => one.element));
+  return [...others, ...stretches.map((stretch) => [`${named(stretch)} hidden`, stretch])];
+}
+
 function showList(container, context) {
   const list = changeList(context.state);
-  const chips = list.map((change) => {
-    const text = changeText(context.trace.header, change);
-    const undo = () => setChanges(context.state, list.filter((other) => other !== change));
+  const chips = listedChanges(context.trace.header, list).map(([text, gone]) => {
+    const undo = () => setChanges(context.state, list.filter((other) => !gone.includes(other)));
     return button(`${text} ×`, undo, { class: "chip", aria: { label: `Undo: ${text}` } });
   });
   clear(container).append(
     el("span", { class: "quiet", text: list.length ? "Interventions:" : "No interventions yet." }),
     ...chips,
-    list.length > 1 ? button("Undo all", () => setChanges(context.state, [])) : "",
+    chips.length > 1 ? button("Undo all", () => setChanges(context.state, [])) : "",
   );
 }
 
@@ -140,10 +172,59 @@ function headLine(context, attention) {
   return el("div", { class: "head-line" }, el("span", { class: "quiet", text: `layer ${attention.layer + 1}` }), heads);
 }
 
+/** The axis of the input: the source, or in a decoder-only model the one sequence that it reads. */
+const inputSide = (header) => (header.axes.source.elements.length ? "source" : "inputs");
+
 /** The side whose words can be masked: the source, or the prompt of a decoder-only model. */
 function maskableSide(header) {
-  if (header.axes.source.elements.length) return { side: "source", tokens: header.axes.source.elements };
-  return { side: "inputs", tokens: header.axes.inputs.elements.filter((token) => token.given) };
+  const side = inputSide(header);
+  const { elements } = header.axes[side];
+  return { side, tokens: side === "source" ? elements : elements.filter((token) => token.given) };
+}
+
+const HIDING = {
+  patches: ["Hide a patch", "Click a patch: its pixels become grey."],
+  frames: ["Hide a stretch of sound", "Click a stretch, or drag over several: their features become the mean of the recording."],
+  steps: ["Hide a step", "Click a step: no other step attends to it."],
+  nodes: ["Hide a node or an edge", "Click a node: it neither attends nor is attended to. Click an edge: its nodes do not attend to each other."],
+};
+
+/** The picture of an input whose parts can be hidden. */
+async function partSwitches(context) {
+  const { header } = context.trace;
+  const side = inputSide(header);
+  const axis = header.axes[side];
+  const [arrays, units] = [await axisArrays(context.trace, axis), unitsOf(axis)];
+  const labels = unitLabels(axis, units);
+  const hiding = (i) => ({ kind: "hide", side, element: units[i][0] });
+  const edge = (a, b) => ({ kind: "edge", side, ends: [a, b] });
+  const [title, hint] = HIDING[axis.kind];
+  const picture = elementPicture({
+    label: `${title}; arrow keys move, Enter hides`,
+    onPick: (i) => toggleChanges(context.state, [hiding(i)]),
+    onPickEdge: (a, b) => toggleChanges(context.state, [edge(a, b)]),
+    onStretch:
+      axis.kind === "frames" &&
+      ((first, last) => toggleChanges(context.state, units.slice(first, last + 1).map((_, i) => hiding(first + i)))),
+    announce: context.announce,
+  });
+
+  function show() {
+    const made = changeList(context.state);
+    const gone = new Set(made.filter((one) => one.kind === "hide").map((one) => one.element));
+    picture.show({
+      axis,
+      arrays,
+      units,
+      hidden: new Set(units.flatMap(([first], i) => (gone.has(first) ? [i] : []))),
+      hiddenEdges: made.filter((one) => one.kind === "edge").map((one) => one.ends),
+      describe: (i) => `Hide ${unitName(axis, labels[i])}`,
+      describeEdge: (a, b) => `Hide the edge ${labels[a]}:${labels[b]}`,
+    });
+  }
+
+  show();
+  return { element: controlCard(title, hint, picture.element), show };
 }
 
 function wordSwitches(context) {
@@ -165,11 +246,14 @@ function wordSwitches(context) {
 function rowEditor(context) {
   const { header } = context.trace;
   const element = el("section", { class: "card stack" });
-  const usual = header.attention.find((one) => one.part === "cross") ?? header.attention[0];
+  const editable = header.attention.filter((one) => one.editable !== false); // attention along edges has no rows
+  const usual = editable.find((one) => one.part === "cross") ?? editable[0];
+
+  element.hidden = !usual;
 
   function chosenRow() {
     const [name, head, query] = context.state.get("row", "").split(":");
-    const attention = header.attention.find((one) => one.name === name) ?? usual;
+    const attention = editable.find((one) => one.name === name) ?? usual;
     const { queries, keys } = sides(header, attention);
     return {
       attention,
@@ -223,7 +307,7 @@ function rowEditor(context) {
       write(row, null);
       refresh();
     };
-    const maps = header.attention.map((one) => [one.name, attentionName(one)]);
+    const maps = editable.map((one) => [one.name, attentionName(one)]);
     const heads = headOptions(attention, ["all", "All heads"]);
     const rows = queryNames.map((label, q) => [q, `${q + 1}: ${label}`]);
     const more = free.length > MAX_SLIDERS;
@@ -284,6 +368,12 @@ function compareOutputs(header, changed) {
 
 function showResults(container, context, changed) {
   const { header } = context.trace;
+  if (header.output.numbers) {
+    const now = changed && outputCard("changed", "With intervention", changed.text.target, null);
+    const cards = [outputCard("original", "Original", header.text.target, null), now];
+    clear(container).append(el("div", { class: "outputs" }, cards));
+    return;
+  }
   const { generated, before, after, free, same } = compareOutputs(header, changed);
   const [was, now] = [(changed?.before ?? header.output).p, (changed?.held ?? header.output).p];
   const labels = tokenLabels(header.axes.target.elements);
@@ -333,12 +423,15 @@ function outputCard(kind, title, text, logp, remark = "") {
     { class: "card", data: { output: kind } },
     el("h3", { text: title }),
     el("p", { class: "output-text", dir: "auto", text: text.trim() || "∅" }),
-    el("p", { class: "quiet num", text: `log-probability ${exactNumber(logp)}${remark ? ` · ${remark}` : ""}` }),
+    logp === null
+      ? null
+      : el("p", { class: "quiet num", text: `log-probability ${exactNumber(logp)}${remark ? ` · ${remark}` : ""}` }),
   );
 }
 
 function resultText(header, changed) {
   if (!changed) return `No interventions: ${header.text.target}`;
+  if (header.output.numbers) return `The output is now: ${changed.text.target}`;
   const { before, after, free, same } = compareOutputs(header, changed);
   const output = !free ? "The output is forced" : same ? "The output is the same" : `The output is now: ${free.text}`;
   return `${output}. Log-probability of the original ${exactNumber(before)} before, ${exactNumber(after)} with the intervention.`;

@@ -4,20 +4,26 @@ import { entryWeights, meanEntry } from "../attention_map.js";
 import { barFigure } from "../bars.js";
 import { lineChart } from "../chart.js";
 import { OKABE } from "../colours.js";
-import { innerContext, legend, mapFigure, mapIn, signedLegend } from "../figure.js";
+import { PICTURED, imageAddress, picture } from "../element_picture.js";
+import { figure, innerContext, legend, mapFigure, mapIn, signedLegend } from "../figure.js";
 import { extentOf, signedNumber, topIndices } from "../numbers.js";
 import { anyOf } from "../state.js";
+import { svgCard, svgDocument, svgElement, svgGroup, svgPalette, svgText } from "../svg.js";
 import { mergeWords, sides, tokenLabels, visible } from "../tokens.js";
 
+const MAX_CLASSES = 3; // with a map of their own
 const MASKS = [64, 128, 256, 512, 1000, 2000, 4000];
-const ORDER_NAMES = { explanation: "explanation", attention: "attention", random: "random order" };
+const ORDER_NAMES = { explanation: "explanation", attention: "attention", gradient: "gradient", random: "random order" };
+
+const picturedSide = (header) => Object.values(header.axes).find((axis) => PICTURED.includes(axis.kind));
+const isImage = (header) => header.model.task === "predict" && header.axes.source.kind === "patches";
 
 export const explain = {
   id: "explain",
   title: "Explain",
   about: "Which inputs mattered: random inputs are masked, many times, and the output is scored each time (RISE).",
-  lacking: "There is no output to explain yet: type a text above.",
-  needs: (header) => header !== null && header.output.p.length > 0,
+  lacking: "Texts and the classes of images are explained here; of other inputs, hide parts in Interventions.",
+  needs: (header) => header !== null && header.output.p.length > 0 && (!picturedSide(header) || isImage(header)),
   async render(root, context) {
     const bar = el("progress", { max: 1, value: 0, hidden: true, aria: { label: "Masks evaluated" } });
     const status = el("p", { class: "quiet num explain-status" });
@@ -28,6 +34,7 @@ export const explain = {
     const runButton = button("Run", () => (running ? running.abort() : run()), { class: "main" });
     const comparison = el("span", { class: "comparison" }); // which orders the curves compare
     const maps = {};
+    const image = isImage(context.trace.header) ? await context.trace.array("axes.source.image") : null;
     let running = null;
     let [pictures, attentionPicture] = [innerContext(context), innerContext(context)];
 
@@ -41,7 +48,7 @@ export const explain = {
         comparison,
         " The result describes how the output depends on masked inputs, not how the model reasons.",
       ),
-      explainControls(context.state, runButton),
+      explainControls(context, runButton),
       bar,
       status,
       body,
@@ -52,7 +59,8 @@ export const explain = {
       attentionPicture.end();
       attentionPicture = innerContext(context);
       const onFocus = (point) => maps.importance?.mark(point);
-      maps.attention = await attentionFigure(attention, attentionPicture.context, onFocus);
+      attention.hidden = Boolean(image); // the view On the input shows it
+      maps.attention = image ? null : await attentionFigure(attention, attentionPicture.context, onFocus);
     }
 
     function showLine(line, named) {
@@ -60,7 +68,10 @@ export const explain = {
         bar.value = line.done / line.of;
         status.textContent = `${line.done} of ${line.of} masks evaluated${line.done < line.of ? "" : "; computing the curves"}`;
       }
-      if (line.inputs) Object.assign(named, { inputs: line.inputs, outputs: line.outputs }); // in the first line
+      if (line.inputs) {
+        const { inputs, outputs, output, what, grid } = line; // in the first line
+        Object.assign(named, { inputs, outputs, output, what, grid });
+      }
       if (line.importance) maps.importance.show(importance, { ...named, ...line });
       if (line.final) {
         showOverall(below, pictures.context, line);
@@ -79,7 +90,8 @@ export const explain = {
       runButton.textContent = "Stop";
       pictures.end();
       pictures = innerContext(context);
-      maps.importance = importanceFigure(pictures.context, (point) => maps.attention?.mark(point));
+      const focused = (point) => maps.attention?.mark?.(point);
+      maps.importance = image ? pixelFigure(pictures.context, image) : importanceFigure(pictures.context, focused);
       bar.hidden = importance.hidden = false;
       const named = {};
       const onLine = (line) => own.signal.aborted || showLine(line, named);
@@ -128,10 +140,11 @@ function explainRequest({ state, request }) {
   };
 }
 
-function explainControls(state, runButton) {
+function explainControls({ state, trace }, runButton) {
   const seed = el("input", { type: "number", min: 0, step: 1, value: state.get("seed", "0"), class: "short" });
   seed.addEventListener("change", () => state.set({ seed: Math.max(0, Math.floor(Number(seed.value)) || 0) }));
   const counts = MASKS.map((n) => [n, String(n)]);
+  const ofText = !isImage(trace.header);
   const units = [["words", "words"], ["tokens", "subwords"]];
   const methods = [["unknown", "unknown token"], ["drop", "nothing"]];
   return el(
@@ -139,16 +152,70 @@ function explainControls(state, runButton) {
     { class: "controls" },
     field("Maximum number of masks", select(counts, state.get("masks", "256"), (masks) => state.set({ masks }))),
     field("Seed", seed),
-    segmented("Mask", units, state.get("unit", "words"), (unit) => state.set({ unit })),
-    segmented("Replace by", methods, state.get("how", "unknown"), (how) => state.set({ how })),
+    ofText && segmented("Mask", units, state.get("unit", "words"), (unit) => state.set({ unit })),
+    ofText && segmented("Replace by", methods, state.get("how", "unknown"), (how) => state.set({ how })),
     runButton,
   );
 }
 
 function resultText(line) {
+  if (line.grid) {
+    const [best] = topIndices(line.overall, 1);
+    return `${line.calls} model calls. Most important pixel: ${line.inputs[best]} (row, column), ${signedNumber(line.overall[best])}`;
+  }
   const top = topIndices(line.overall, 3).map((i) => `${visible(line.inputs[i])} ${signedNumber(line.overall[i])}`);
   const precision = line.exact ? "all masks, so exact" : "with standard errors";
   return `${line.calls} model calls, ${precision}. Most important: ${top.join(", ")}`;
+}
+
+/** The image, then the same under the importance of its pixels for the most probable classes. */
+function pixelFigure(context, image) {
+  const title = "Importance of each pixel for each class";
+  const [body, scale] = [el("div", { class: "element-picture" }), el("div")];
+  const [height, width] = image.shape;
+  const [side, gap] = [220, 20];
+  let [box, shown] = [null, null];
+
+  function drawn() {
+    const size = side / Math.max(height, width);
+    const column = (k, name, href) => [
+      picture(k * (side + gap), 0, width * size, height * size, href),
+      svgText(k * (side + gap), height * size + 18, name, { fill: svgPalette().ink, "font-size": 13 }),
+    ];
+    const maps = shown.classes.map(([name, values], k) =>
+      column(k + 1, name, imageAddress(image, null, values.map((value) => value / shown.extent), "signed")),
+    );
+    const parts = [...column(0, "the image", imageAddress(image)), ...maps.flat()];
+    return { width: (maps.length + 1) * (side + gap), height: height * size + 30, parts };
+  }
+
+  const valuesOf = (line, o) => Float32Array.from(line.importance, (row) => row[o]);
+  const svg = () => {
+    const { width: wide, height: high, parts } = drawn();
+    const card = svgCard(wide + 56, high + 94, title);
+    return svgDocument(wide + 56, high + 94, title, [...card, svgGroup({ transform: "translate(28 66)" }, parts)]);
+  };
+  const places = (values) => topIndices(values, 5).map((i) => `${Math.floor(i / width) + 1},${(i % width) + 1} ${signedNumber(values[i])}`);
+
+  return {
+    show(container, line) {
+      const order = [line.output, ...line.outputs.filter((name) => name !== line.output)].slice(0, MAX_CLASSES);
+      const classes = order.map((name) => [name, valuesOf(line, line.outputs.indexOf(name))]);
+      shown = { classes, extent: Math.max(...classes.map(([, values]) => extentOf(values))) };
+      const { width: wide, height: high, parts } = drawn();
+      clear(body).append(svgElement(wide, high, title, parts));
+      clear(scale).append(signedLegend("change in the probability of the class", shown.extent));
+      const table = () => ({
+        caption: "The most important pixels (row, column)",
+        columns: ["class", "1", "2", "3", "4", "5"],
+        rows: shown.classes.map(([name, values]) => [name, ...places(values)]),
+      });
+      box ??= figure(context, { title, note: "", picture: body, legend: scale, table, svg, name: "importance" });
+      box.retitle(title, line.final ? "Blue pixels raise the probability where they are shown, vermilion ones lower it." : "Running; the values will settle.");
+      box.refresh();
+      if (!box.isConnected) clear(container).append(box);
+    },
+  };
 }
 
 /** Outputs by inputs, blue where an input raises the probability of an output; `show` takes each new line. */
@@ -259,7 +326,7 @@ async function attentionFigure(container, context, onFocus) {
 
 function showOverall(container, context, line) {
   const text = (i) => `${signedNumber(line.overall[i])}${line.exact ? "" : ` ± ${line.overall_error[i].toFixed(2)}`}`;
-  const rows = line.inputs.map((label, i) => ({
+  const rows = (line.grid ? [] : line.inputs).map((label, i) => ({
     label: visible(label),
     value: line.overall[i],
     error: line.exact ? 0 : 2 * line.overall_error[i],
@@ -276,7 +343,7 @@ function showOverall(container, context, line) {
     name: "overall",
   });
   const curves = ["deletion", "insertion"].map((kind) => explainCurve(context, line, kind));
-  clear(container).append(overall, el("div", { class: "columns" }, curves));
+  clear(container).append(line.grid ? "" : overall, el("div", { class: "columns" }, curves));
 }
 
 function explainCurve(context, line, kind) {
@@ -285,12 +352,13 @@ function explainCurve(context, line, kind) {
   const orders = Object.keys(ORDER_NAMES).filter((name) => curves[name]);
   const deletion = kind === "deletion";
   const under = orders.map((name) => `${ORDER_NAMES[name]} ${signedNumber(areas[name])}`).join(", ");
-  const counts = Array.from({ length: line.inputs.length + 1 }, (_, i) => i);
+  const steps = curves.random.length - 1; // as many as there are inputs, or fewer
+  const counts = Array.from({ length: steps + 1 }, (_, i) => Math.round((i * line.inputs.length) / steps));
   return lineChart(context, {
-    title: deletion ? "Deletion: most important inputs masked first" : "Insertion: most important inputs shown first",
+    title: `${deletion ? "Deletion" : "Insertion"}: most important ${line.grid ? "pixels" : "inputs"} ${deletion ? "masked" : "shown"} first`,
     note: `The faster the curve ${deletion ? "falls" : "rises"}, the better the order. Area under the curve: ${under}.`,
-    x: { label: deletion ? "inputs masked" : "inputs shown", values: counts },
-    y: { label: "log-probability" },
+    x: { label: `${line.grid ? "pixels" : "inputs"} ${deletion ? "masked" : "shown"}`, values: counts },
+    y: { label: line.grid ? "probability" : "log-probability" },
     series: orders.map((name) => ({
       name: ORDER_NAMES[name],
       values: curves[name],
