@@ -16,6 +16,9 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from bench.hansards import read
@@ -35,9 +38,9 @@ def regard(*words: object) -> str:
     return done.stdout
 
 
-def train(folder: Path, run: Path, direction: str, settings: list[str], *more: str) -> None:
+def train(folder: Path, run: Path, direction: str, settings: list[str]) -> None:
     if not (run / "best.safetensors").exists():
-        changes = [word for setting in [*settings, *more] for word in ("--set", setting)]
+        changes = [word for setting in settings for word in ("--set", setting)]
         regard("train", f"hansards-{direction}", "--data", folder, "--out", run, "--quiet", *changes)
     say(f"{run.name}: trained")
 
@@ -71,27 +74,37 @@ def link(folder: Path, out: Path, runs: dict[str, Path]) -> dict[str, Path]:
     return links
 
 
+def run_all(calls: list[Callable[[], None]], together: bool) -> None:
+    """Make the calls, each of which waits for a process, one after the other or all together."""
+    with ThreadPoolExecutor(len(calls) if together else 1) as pool:
+        for done in [pool.submit(call) for call in calls]:
+            done.result()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--settings", nargs="*", default=[], help="settings of all runs, such as training.steps=20")
     parser.add_argument("--guided", nargs="*", default=[], help="settings of the guided runs alone")
+    parser.add_argument("--together", action="store_true", help="train both directions at the same time")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     plain = {direction: given.out / direction for direction in DIRECTIONS}
-    for direction, run in plain.items():
-        train(given.folder, run, direction, given.settings)
+    guided = {direction: given.out / f"guided-{direction}" for direction in DIRECTIONS}
+
+    def train_all(runs: dict[str, Path], settings: Callable[[str], list[str]]) -> None:
+        words = [(given.folder, run, direction, settings(direction)) for direction, run in runs.items()]
+        run_all([partial(train, *each) for each in words], given.together)
+
+    train_all(plain, lambda _: given.settings)
     error_rates(given.folder, *plain.values())
     links = link(given.folder, given.out, plain)
-    guided = {direction: given.out / f"guided-{direction}" for direction in DIRECTIONS}
-    for direction, run in guided.items():
-        chosen = f"training.guided_alignment={links[direction].resolve()}"
-        train(given.folder, run, direction, given.settings, chosen, *given.guided)
+    chosen = {direction: f"training.guided_alignment={file.resolve()}" for direction, file in links.items()}
+    train_all(guided, lambda direction: [*given.settings, chosen[direction], *given.guided])
     error_rates(given.folder, *guided.values())
-    for direction in DIRECTIONS:
-        for run in (plain[direction], guided[direction]):
-            bleu(given.folder, run, direction)
+    scored = [(direction, run) for runs in (plain, guided) for direction, run in runs.items()]
+    run_all([partial(bleu, given.folder, run, direction) for direction, run in scored], given.together)
 
 
 if __name__ == "__main__":
