@@ -12,6 +12,7 @@ others sleep. The result is in output tokens per second, of the best hypothesis.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import random
@@ -31,6 +32,7 @@ FIRST_WORD = 4  # the id of the first token that is not a special one
 SIZES, BEAMS, PRECISIONS = ("small", "base"), (1, 4), ("fp32", "int8")
 Tokens = list[list[int]]
 System = Callable[[Tokens, int], Tokens]  # source tokens and a beam -> output tokens
+DEVICE = {"fp32": "cpu", "int8": "cpu", "bf16": "cuda"}
 
 
 def sentences(seed: int = 1) -> Tokens:
@@ -47,9 +49,8 @@ def sentences(seed: int = 1) -> Tokens:
 
 
 def write(size: str, folder: Path, decoding: dict[str, Any] | None = None) -> None:
-    """Write the model as a run, as a Hugging Face directory, and for CTranslate2 in float32 and int8."""
+    """Write the model as a run, as a Hugging Face directory, and for CTranslate2, if it is installed."""
     import torch
-    from ctranslate2.converters import TransformersConverter
 
     from regard import tensor_io
     from regard.interop.huggingface import export_run
@@ -76,6 +77,10 @@ def write(size: str, folder: Path, decoding: dict[str, Any] | None = None) -> No
     for name in ("config.json", "generation_config.json"):
         settings = json.loads((theirs / name).read_text())
         (theirs / name).write_text(json.dumps(settings | {"forced_eos_token_id": None}))
+    if importlib.util.find_spec("ctranslate2") is None:
+        return
+    from ctranslate2.converters import TransformersConverter
+
     for precision, theirs_is in (("fp32", "float32"), ("int8", "int8")):
         TransformersConverter(str(theirs)).convert(str(folder / f"ct2-{precision}"), quantization=theirs_is)
 
@@ -88,17 +93,21 @@ def ours(folder: Path, precision: str, threads: int) -> System:
 
     import regard
     from regard.decoding import SearchRequest, search
+    from regard.decoding.search import select_runner
     from regard.packed import PackedTokens
     from regard.recipes.schema import DecodingSettings
     from regard.special_tokens import BOS, PAD
 
     torch.set_num_threads(threads)
-    model = regard.load(folder / "regard", device="cpu", precision=precision).module
+    device = DEVICE[precision]
+    model = regard.load(folder / "regard", device=device, precision=precision).module
+    run = select_runner(model, precision)
 
     def translate(sources: Tokens, beam: int) -> Tokens:
         settings = DecodingSettings(beam=beam, min_length=LENGTH, max_ratio=1e-9, max_extra=LENGTH)
         with torch.inference_mode():
-            found = search(model, SearchRequest(PackedTokens.from_lists(sources), settings, banned=[PAD, BOS]))
+            rows = PackedTokens.from_lists(sources).to(device)
+            found = search(model, SearchRequest(rows, settings, banned=[PAD, BOS]), run=run)
         return [list(best.tokens) for best, *_ in found]
 
     return translate
@@ -135,12 +144,13 @@ def hugging_face(folder: Path, precision: str, threads: int) -> System:
     from transformers import MarianMTModel
 
     torch.set_num_threads(threads)
-    model = MarianMTModel.from_pretrained(folder / "hf").eval()
+    device, dtype = DEVICE[precision], torch.bfloat16 if precision == "bf16" else torch.float32
+    model = MarianMTModel.from_pretrained(folder / "hf").to(device, dtype).eval()
 
     def translate(sources: Tokens, beam: int) -> Tokens:
         longest = max(map(len, sources))
         pad = model.config.pad_token_id
-        ids = torch.tensor([source + [pad] * (longest - len(source)) for source in sources])
+        ids = torch.tensor([source + [pad] * (longest - len(source)) for source in sources], device=device)
         lengths = {"min_new_tokens": LENGTH, "max_new_tokens": LENGTH, "max_length": None}
         with torch.inference_mode():
             out = model.generate(ids, attention_mask=(ids != pad).long(), num_beams=beam, do_sample=False, **lengths)

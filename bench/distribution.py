@@ -25,9 +25,9 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -298,30 +298,31 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seco
 
 def functional(tiny: bool) -> dict[str, Any]:
     """Under torchrun: train; SIGTERM saves, the same command resumes; SIGKILL to a worker, torchrun restarts it."""
-    steps, result = 60 if tiny else 2000, {}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        plans = {(p, how): f"{p}-{how}" for p in ("ddp", "fsdp") for how in ("whole", "stopped", "killed")}
-        restarts = ["--max-restarts", "1"]
-        jobs = {key: job(folder, run, key[0], steps, *restarts) for key, run in plans.items()}  # side by side
-        for (parallel, how), run in plans.items():
-            if how != "whole":
-                process = jobs[parallel, how]
-                wait_for(partial(lambda path: saved_step(path) > 0, folder / run), process)
-                os.kill(worker(process.pid), signal.SIGTERM if how == "stopped" else signal.SIGKILL)
-                result[f"{parallel}, {how} at"] = saved_step(folder / run)
-        for (parallel, how), run in plans.items():
-            if how == "stopped":
-                jobs[parallel, how].communicate(timeout=120)
-                jobs[parallel, how] = job(folder, run, parallel, steps)
-        for (parallel, how), run in plans.items():
-            text = jobs[parallel, how].communicate(timeout=180)[0]
-            done = jobs[parallel, how].returncode == 0 and saved_step(folder / run) == steps
-            lines = [line for line in text.splitlines() if line.startswith("training step:")]
-            loss = valid_loss(folder / run) if done else None
-            result[f"{parallel}, {how}"] = {"loss": loss, "output": "" if done else text[-3000:]}
-            print(f"  {parallel}, {how}: {loss if done else text[-3000:]} {lines[-1:]}", flush=True)
-    return result
+    plans = [(parallel, how) for parallel in ("ddp", "fsdp") for how in ("whole", "stopped", "killed")]
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(len(plans)) as pool:
+        steps = {"ddp": 60 if tiny else 1500, "fsdp": 60 if tiny else 400}  # captured steps are shorter
+        jobs = {f"{p}, {how}": pool.submit(lifetime, Path(name), p, how, steps[p]) for p, how in plans}
+        for plan, found in jobs.items():
+            print(f"  {plan}: {found.exception() or found.result()}", flush=True)
+        return {plan: str(found.exception() or found.result()) for plan, found in jobs.items()}
+
+
+def lifetime(folder: Path, parallel: str, how: str, steps: int) -> dict[str, Any]:
+    """Train to the end, "whole" or after an interruption: the step before it, and the last validation loss."""
+    run, found = folder / f"{parallel}-{how}", {}
+    process = job(folder, run.name, parallel, steps, "--max-restarts", "1")
+    if how != "whole":
+        wait_for(lambda: saved_step(run) > 0, process)
+        os.kill(worker(process.pid), signal.SIGTERM if how == "stopped" else signal.SIGKILL)
+        found["interrupted after"] = saved_step(run)
+    if how == "stopped":
+        process.communicate(timeout=120)
+        process = job(folder, run.name, parallel, steps)
+    text = process.communicate(timeout=180)[0]
+    if process.returncode != 0 or saved_step(run) != steps:
+        raise RuntimeError(f"rc {process.returncode}, step {saved_step(run)}: {text[-3000:]}")
+    step = [line for line in text.splitlines() if line.startswith("training step:")][-1:]
+    return {**found, "loss": valid_loss(run), "step": step}
 
 
 def valid_loss(run: Path) -> float:

@@ -138,8 +138,10 @@ def compare(workers: dict[str, Worker], prompts: list[list[int]], given: argpars
     question, count = {"prompts": prompts, "tokens": given.tokens}, len(prompts) * given.tokens
     outputs: dict[str, list[list[int]]] = {}
     seconds: dict[str, list[float]] = {system: [] for system in workers}
+    for worker in workers.values():
+        worker.send(question)  # all compile, capture and warm up at once
     for system, worker in workers.items():
-        found = worker.ask(question)
+        found = worker.receive()
         outputs[system] = found["tokens"]
         assert {len(row) for row in found["tokens"]} == {given.tokens}
         print(f"  batch {len(prompts)}, {system}: ready after {found['seconds']:.1f} s", flush=True)

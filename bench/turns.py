@@ -32,8 +32,16 @@ class Worker:
         )
 
     def ask(self, question: Any) -> Any:
-        assert self.process.stdin is not None and self.process.stdout is not None
+        self.send(question)
+        return self.receive()
+
+    def send(self, question: Any) -> None:
+        assert self.process.stdin is not None
         print(json.dumps(question), file=self.process.stdin, flush=True)
+
+    def receive(self) -> Any:
+        """The answer to the last question."""
+        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"{self.process.args!r} ended: see above")
