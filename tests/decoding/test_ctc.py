@@ -47,6 +47,30 @@ def test_a_beam_as_wide_as_the_space_finds_all_texts_with_their_exact_probabilit
     assert list(found) == sorted(expected, key=lambda text: -expected[text])
 
 
+def beam_over_all_ids(log_probs: Tensor, beam: int) -> dict[tuple[int, ...], float]:
+    """Prefix beam search as it is defined: every prefix is continued with every id. In probabilities."""
+    prefixes = {(): (1.0, 0.0)}  # the probabilities of paths that end in a blank, and in the last id
+    for row in log_probs.exp().tolist():
+        new: dict[tuple[int, ...], list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for prefix, (blank, last) in prefixes.items():
+            new[prefix][0] += (blank + last) * row[BLANK]
+            for token in set(range(len(row))) - {BLANK}:
+                again = prefix[-1:] == (token,)
+                new[prefix][1] += last * row[token] if again else 0.0
+                new[(*prefix, token)][1] += (blank if again else blank + last) * row[token]
+        best = sorted(new, key=lambda prefix: -sum(new[prefix]))[:beam]
+        prefixes = {prefix: (new[prefix][0], new[prefix][1]) for prefix in best}
+    return {prefix: sum(parts) for prefix, parts in prefixes.items()}
+
+
+@pytest.mark.parametrize("beam", [1, 2, 3, 5])
+def test_ids_that_cannot_be_kept_need_not_be_tried(beam: int) -> None:
+    for seed in range(40):
+        log_probs = output(seed, frames=6, ids=9, sharpness=0.5)
+        found = {t.tokens: math.exp(t.score) for t in prefix_beam_search(log_probs, beam, beam)}
+        assert found == pytest.approx(beam_over_all_ids(log_probs, beam)), seed
+
+
 def test_greedy_takes_the_likeliest_path_and_the_beam_sums_over_paths() -> None:
     # The likeliest path is two blanks (0.36), but the text of id 1 has 0.24 + 0.24 + 0.16 = 0.64.
     log_probs = torch.tensor([[0.6, 0.4], [0.6, 0.4]]).log()

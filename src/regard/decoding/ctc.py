@@ -58,8 +58,12 @@ def prefix_beam_search(log_probs: Tensor, beam: int, nbest: int = 1) -> list[Tra
     After each frame the `beam` likeliest prefixes are kept. If none is lost, the scores are exact.
     """
     prefixes: dict[tuple[int, ...], _Prefix] = {(): _Prefix(blank=0.0)}
-    for row in log_probs.tolist():
-        likely = [(token, p) for token, p in enumerate(row) if p > MIN_LOG_PROB and token != BLANK]
+    # A prefix has `beam` longer ones with an id among the beam + 2 likeliest, even without the blank and its own last
+    # id. No other id can lead to one that is kept, unless the longer prefix is there already.
+    top = log_probs.topk(min(beam + 2, log_probs.shape[-1])).indices.tolist()
+    for row, ids in zip(log_probs.tolist(), top, strict=True):
+        tried = {*ids, *(tokens[-1] for tokens in prefixes if tokens)} - {BLANK}
+        likely = [(token, row[token]) for token in sorted(tried) if row[token] > MIN_LOG_PROB]
         new: dict[tuple[int, ...], _Prefix] = defaultdict(_Prefix)
         for tokens, prefix in prefixes.items():
             same = new[tokens]
