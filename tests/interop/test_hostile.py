@@ -14,7 +14,7 @@ from safetensors.torch import load, save_file
 from test_decoders import CASES
 from test_decoders import folder_of as decoder_folder
 from test_huggingface import bert_folder, gpt2_folder, marian_folder
-from test_images import vit_folder
+from test_image_models import vit_folder
 from test_translators import CASES as TRANSLATORS
 from test_translators import folder_of as translator_folder
 

@@ -177,6 +177,7 @@ def draw(
     if path is not None:
         files.checked(path, traced=view not in TEXTLESS)
     options.check_utf8(TEXT=text, **{"--target": target})
+    RunDir(run)  # a run that does not exist is the first mistake to report
     view = ViewOption.maps if view is None and part is not None else view
     given: dict[str, object] = {
         "--part": part,
