@@ -391,7 +391,7 @@ class DecisionCase(Case):
 
     def batch(self, spare: int = 0, only: list[int] | None = None) -> Any:
         width = self.windows[0][0].states.shape[1]
-        scaling = Scaling(np.zeros(width, np.float32), np.ones(width, np.float32), 1.0)
+        scaling = Scaling(np.zeros(width, np.float32), np.ones(width, np.float32), 1.0, 1.0)
         chosen = range(len(self.windows)) if only is None else only
         return window_batch([self.windows[i] for i in chosen], scaling)
 

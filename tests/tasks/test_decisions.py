@@ -32,7 +32,7 @@ from regard.tasks.actor import Actor
 from regard.training.setup import train
 
 QUICK = ["training.steps=6", "training.validate_every=3", "training.save_every=3", "data.count=40", "model.width=16"]
-SCALING = Scaling(np.zeros(3, np.float32), np.ones(3, np.float32), 2.0)
+SCALING = Scaling(np.zeros(3, np.float32), np.ones(3, np.float32), 2.0, 2.0)
 
 
 def needs_gymnasium() -> None:
@@ -118,6 +118,35 @@ def test_the_expert_of_frozen_lake_has_the_highest_probability_of_reaching_the_g
         best = (rewards + moves @ best).max(1)
     assert best[0] == pytest.approx(14 / 17, abs=1e-6)
     assert ours == pytest.approx(best, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("Acrobot-v1", -150),  # of at least -500, the length of an episode; random actions get about -500
+        ("Taxi-v4", 3),  # 20 for the passenger, less one for each step; the longest way is 17 steps
+    ],
+)
+def test_experts_solve_their_environments(name: str, least: float) -> None:
+    needs_gymnasium()
+    env = make_environment(name)
+    totals = [episode.total for episode in collect(env, [make_policy("expert", name, env)], [0.0], 8, seed=1).episodes]
+    assert min(totals) >= least, totals
+
+
+def test_an_environment_of_another_version_gets_one_line_and_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+    needs_gymnasium()
+    with pytest.raises(UserError, match=r"Please use `Taxi-v\d` instead"):
+        make_environment("Taxi-v3")
+    assert not recwarn.list
+
+
+def test_the_highest_return_of_the_data_is_requested_by_default() -> None:
+    """Returns may be negative; the scale of the returns to go is their largest absolute value."""
+    rewards = [np.full(n, -1, np.float32) for n in (3, 5)]
+    made = [Episode(np.zeros((len(r), 1), np.float32), np.zeros(len(r), np.int64), r) for r in rewards]
+    scaling = Scaling.of(Scaling.measure(made))
+    assert (scaling.highest, scaling.scale) == (-3, 5)
 
 
 def test_environments_of_gymnasium_are_played() -> None:

@@ -65,7 +65,7 @@ def act(
     loaded.require_verb("act")
     actor = Actor(loaded.run, loaded.module, loaded.device)
     actor.check(make_environment(env), env)
-    asked = requested or [actor.scaling.scale]
+    asked = requested or [actor.scaling.highest]
     envs = [make_environment(env) for _ in range(episodes)]
     rows = []
     first = None

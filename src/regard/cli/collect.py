@@ -37,8 +37,9 @@ def collect(
 ) -> None:
     """Play episodes in an environment and write them as trajectories, to train on.
 
-    There are experts for key-door (which tries a lock at random), CartPole-v1, Acrobot-v1 and FrozenLake-v1.
-    Environments of gymnasium need the extra rl.
+    There are experts for key-door (which tries a lock at random), CartPole-v1, Acrobot-v1, LunarLander-v3, and
+    environments whose transitions are a table, such as FrozenLake-v1 and Taxi-v4. Environments of gymnasium need the
+    extra rl.
 
     Example:
 

@@ -8,6 +8,7 @@ takes a memory of 20 steps or more. The right lock is worth 1, a wrong one 0; ei
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ LENGTH, LIMIT = 20, 60  # cells between key and door; steps of an episode at mos
 State = npt.NDArray[np.float32]
 Frame = npt.NDArray[np.uint8]  # [height, width, 3]
 Policy = Callable[[State, np.random.Generator], Any]
-SAFEST = (0, 3, 3, 3, 0, 0, 0, 0, 3, 1, 0, 0, 0, 2, 1, 0)  # FrozenLake's action (left, down, right, up) in each cell
+DISCOUNT = 0.9999  # of the experts of environments with a table of transitions: sooner is a little better
 
 
 class Environment(Protocol):
@@ -113,7 +114,8 @@ class GymEnvironment:
         except ImportError:
             raise UserError(f"{name} needs one more package: pip install 'regard[rl]'; key-door is built in") from None
         try:
-            self.env = gymnasium.make(name, render_mode="rgb_array")
+            with warnings.catch_warnings(action="ignore"):  # of gymnasium about itself
+                self.env = gymnasium.make(name, render_mode="rgb_array")
         except Exception as error:  # gymnasium raises many kinds: unknown names, missing packages
             raise UserError(f"cannot make the environment {name[:60]!r}: {first_line(error)}") from error
         observed: Any = self.env.observation_space
@@ -170,9 +172,37 @@ def make_policy(name: str, env_name: str, env: Environment) -> Policy:
     """A policy by name: `random`, or `expert` where one is built in."""
     if name == "random":
         return lambda state, random: _random_action(env, random)
-    if env_name not in EXPERTS:
-        raise UserError(f"--policy {name}: there is an expert for {', '.join(EXPERTS)} only; use random, or a RUN")
-    return EXPERTS[env_name]
+    if env_name in EXPERTS:
+        return EXPERTS[env_name]
+    if isinstance(env, GymEnvironment) and env_name == "LunarLander-v3":
+        from gymnasium.envs.box2d.lunar_lander import heuristic
+
+        return lambda state, random: int(heuristic(env.env, state))
+    table = getattr(env.env.unwrapped, "P", None) if isinstance(env, GymEnvironment) else None
+    if table is None:
+        named = f"{', '.join(EXPERTS)}, LunarLander-v3, and environments with a table of transitions, such as Taxi-v4"
+        raise UserError(f"--policy {name}: there is an expert for {named}; use random")
+    best = best_actions(table)
+    return lambda state, random: int(best[int(state.argmax())])
+
+
+def best_actions(table: dict[int, dict[int, list[tuple[float, int, float, bool]]]]) -> npt.NDArray[np.int64]:
+    """[S] the action with the highest expected return in each state, by value iteration.
+
+    `table[state][action]` lists outcomes: probability, next state, reward, and whether the episode is over.
+    """
+    moves = np.zeros((len(table), len(table[0]), len(table)))
+    rewards = np.zeros(moves.shape[:2])
+    for state, actions in table.items():
+        for action, outcomes in actions.items():
+            for probability, after, reward, done in outcomes:
+                rewards[state, action] += probability * reward
+                moves[state, action, after] += 0.0 if done else probability * DISCOUNT
+    values, change = np.zeros(len(table)), 1.0
+    while change > 1e-9:
+        better = (rewards + moves @ values).max(1)
+        values, change = better, float(abs(better - values).max())
+    return np.asarray((rewards + moves @ values).argmax(1))
 
 
 def _random_action(env: Environment, random: np.random.Generator) -> Any:
@@ -189,7 +219,7 @@ def _balance(state: State, random: np.random.Generator) -> int:
 
 def _swing(state: State, random: np.random.Generator) -> int:
     """Acrobot: push in the direction in which the lower link turns."""
-    return 2 if state[5] < 0 else 0
+    return 2 if state[5] > 0 else 0
 
 
 def _guess(state: State, random: np.random.Generator) -> int:
@@ -197,14 +227,8 @@ def _guess(state: State, random: np.random.Generator) -> int:
     return int(random.integers(1, 4)) if state[4] else 0
 
 
-def _slide(state: State, random: np.random.Generator) -> int:
-    """FrozenLake on slippery ice: the action with the highest probability of ever reaching the goal."""
-    return SAFEST[int(state.argmax())]
-
-
 EXPERTS: dict[str, Policy] = {
     "CartPole-v1": _balance,
     "Acrobot-v1": _swing,
-    "FrozenLake-v1": _slide,
     "key-door": _guess,
 }

@@ -195,12 +195,13 @@ class Scaling:
     means: npt.NDArray[np.float32]
     deviations: npt.NDArray[np.float32]
     scale: float
+    highest: float  # return of the training data
 
     @classmethod
     def of(cls, scales: Sequence[tuple[float, float]]) -> Scaling:
-        """Read the numbers in a run: mean and deviation of each number of a state, then those of returns."""
+        """Read the numbers in a run: mean and deviation of each number of a state; the highest return and the scale."""
         table = np.array(scales, np.float32)
-        return cls(table[:-1, 0], table[:-1, 1], float(table[-1, 1]))
+        return cls(table[:-1, 0], table[:-1, 1], float(table[-1, 1]), float(table[-1, 0]))
 
     @staticmethod
     def measure(episodes: Sequence[Episode]) -> list[tuple[float, float]]:
@@ -208,7 +209,8 @@ class Scaling:
         states = np.concatenate([episode.states for episode in episodes]).astype(np.float64)
         deviations = np.where(states.std(0) > 1e-6, states.std(0), 1.0)
         largest = max(max(abs(episode.returns_to_go).max() for episode in episodes), 1e-6)
-        return [*zip(states.mean(0).tolist(), deviations.tolist(), strict=True), (0.0, float(largest))]
+        highest = max(episode.total for episode in episodes)
+        return [*zip(states.mean(0).tolist(), deviations.tolist(), strict=True), (highest, float(largest))]
 
 
 def window_batch(windows: Sequence[tuple[Episode, int, int]], scaling: Scaling) -> DecisionBatch:

@@ -39,7 +39,7 @@ def play_episode(actor: Actor, text: str) -> PlayedEpisode:
         raise UserError(f"{text[:60]!r} is no episode: write `ENV return R seed N`, as in `key-door return 1 seed 3`")
     name, seed = named["env"], int(named["seed"] or 0)
     try:
-        requested = float(named["requested"] or actor.scaling.scale)
+        requested = float(named["requested"] or actor.scaling.highest)
     except ValueError:
         raise UserError(f"return {named['requested']}: must be a number") from None
     env = make_environment(name)
