@@ -48,6 +48,8 @@ def printable(text: str) -> str:
 def first_line(error: Exception) -> str:
     """The first line of an error's message, at most 200 characters: messages of libraries can be long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and "allow_pickle" in lines[0]:  # NumPy's advice to load it with pickle would execute code
+        return "not a NumPy file of numbers"
     return lines[0][:200] if lines else type(error).__name__
 
 

@@ -104,7 +104,7 @@ def wav(samples: object, subtype: str = "FLOAT") -> bytes:
 BAD = {
     "no bytes": (b"", "is empty: it has no bytes"),
     "no samples": (wav([]), "is empty: it has no samples"),
-    "text": (b"hello " * 50, "not a sound file that can be read: "),
+    "text": (b"hello " * 50, "not a sound file that can be read: Format not recognised.$"),
     "silence": (wav(np.zeros(800)), "is silent: all its 800 samples are equal"),
     "a constant": (wav(np.full(800, 0.25)), "is silent: all its 800 samples are equal"),
     "nan": (wav([0.1, math.nan, 0.2, math.inf]), "2 samples are not finite numbers"),

@@ -140,6 +140,8 @@ MISTAKES = {
     "no features": ({"features": None}, "has no features"),
     "a split of missing nodes": ({"train": np.array([7])}, "train names 7"),
     "a split without classes": ({"train": np.array([3])}, "split train has no class"),
+    "a node in two splits": ({"valid": np.array([0])}, "node 0 is in two splits, train and valid"),
+    "a single class": ({"labels": np.zeros(4, int)}, "have one class"),
 }
 
 
@@ -171,7 +173,7 @@ def test_mistakes_in_tables_name_the_line(tmp_path: Path) -> None:
 
 def test_damaged_and_missing_files(tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("no graph")
-    with pytest.raises(UserError, match=r"text\.npz: not an \.npz file of a graph"):
+    with pytest.raises(UserError, match=r"text\.npz: not an \.npz file of a graph: not a NumPy file of numbers$"):
         read_graph(tmp_path / "text.npz")
     with pytest.raises(UserError, match="no such file"):
         tasks.of(load("citations", [f"data.graph={tmp_path / 'gone.npz'}"])).check_files(resumed=False)

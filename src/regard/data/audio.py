@@ -57,7 +57,8 @@ def decode_audio(content: bytes, name: str) -> tuple[Samples, int]:
             samples = file.read(dtype="float32", always_2d=True)
             return samples.mean(1, dtype=np.float32), int(file.samplerate)
     except (RuntimeError, TypeError, ValueError) as error:  # libsndfile's errors are RuntimeErrors
-        raise UserError(f"{name}: not a sound file that can be read: {first_line(error)}") from error
+        reason = first_line(error).rsplit(": ", 1)[-1]  # without "Error opening <_io.BytesIO object at ...>"
+        raise UserError(f"{name}: not a sound file that can be read: {reason}") from error
 
 
 def check_samples(samples: npt.NDArray[np.floating], name: str) -> Samples:

@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,11 @@ def _checked(graph: NodeGraph, path: Path) -> NodeGraph:
     for split, members in graph.splits.items():
         if (graph.labels[members] == UNKNOWN).any():
             raise UserError(f"{path}: a node of split {split} has no class")
+    for (one, members), (other, others) in combinations(graph.splits.items(), 2):
+        if common := sorted(set(members.tolist()) & set(others.tolist())):
+            raise UserError(f"{path}: node {common[0]} is in two splits, {one} and {other}")
+    if len(set(graph.labels.tolist()) - {UNKNOWN}) < 2:
+        raise UserError(f"{path}: all its nodes have one class, and training needs at least two")
     order = np.argsort(graph.feature_rows, kind="stable")
     return NodeGraph(
         graph.nodes,
