@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Page
 
+READ_IMAGE = f"""async (node) => {{
+    const image = new Image();
+    image.src = node.getAttribute("href");
+    await image.decode();
+    const canvas = new OffscreenCanvas(image.width, image.height);
+    canvas.getContext("2d").drawImage(image, 0, 0);
+    return Array.from(({COPIED})(canvas).data);
+}}"""
 STORED = 0.5 / 255 + 0.00005  # the rounding of a weight as it is sent, and of a number in a table
 KINDS = ["tiny-images", "tiny-captions", "tiny-sound", "tiny-episodes", "tiny-graph"]
 INPUT = {  # an input of each, and how many parts of it can be picked
@@ -82,16 +90,8 @@ def test_the_colours_of_an_image_are_its_pixels_and_its_weights(site: Site, visi
     page = visit("overlay", run="tiny-images", text="test 2", layer=0, head=0)
     page.click("[data-unit='0']")
     holds(page, "document.querySelector('#live').textContent.includes('patch 1,1 attends to')")
-    read = f"""async (node) => {{
-        const image = new Image();
-        image.src = node.getAttribute("href");
-        await image.decode();
-        const canvas = new OffscreenCanvas(image.width, image.height);
-        canvas.getContext("2d").drawImage(image, 0, 0);
-        return Array.from(({COPIED})(canvas).data);
-    }}"""
     plain, over = (
-        np.array(node.evaluate(read)).reshape(24, 24, 4)[..., :3]
+        np.array(node.evaluate(READ_IMAGE)).reshape(24, 24, 4)[..., :3]
         for node in page.locator(".element-picture image").element_handles()
     )
     trace = python(site, "tiny-images")
@@ -126,6 +126,45 @@ def test_a_recording_has_its_spectrogram_and_a_row_for_each_token(site: Site, vi
     labels = page.eval_on_selector_all(".element-picture text", "items => items.map((item) => item.textContent)")
     assert "CTC" in labels and "4 kHz" in labels
     assert labels.count("</s>") == sum(token["label"] == "</s>" for token in trace.elements("target"))
+
+
+def test_steps_show_the_frames_of_the_episode_and_a_clicked_one_what_it_attends_to(site: Site, visit: Visit) -> None:
+    page = visit("overlay", run="tiny-episodes", text=INPUT["tiny-episodes"][0], layer=0, head=1)
+    trace = python(site, "tiny-episodes")
+    frames = np.rint(255 * trace.array("axes.inputs.frames"))
+    images = page.locator("[data-unit] image").element_handles()
+    assert len(images) == len(frames) > 6
+    for number in (0, len(frames) - 1):  # the key is seen in the first frame, the door in the last
+        shown = np.array(images[number].evaluate(READ_IMAGE)).reshape(*frames.shape[1:3], 4)[..., :3]
+        np.testing.assert_allclose(shown, frames[number], atol=1)
+    picked(page, 5)
+    name = page.locator("[data-unit='5'] text").first.text_content()
+    assert name is not None
+    until(lambda: "attends to" in announced(page), "the announcement")
+    page.click("text=Tables")
+    weights = trace.array("decoder.0.self_attn.weights")[1]  # three tokens a step; the middle one decides
+    expected = weights[3 * 5 + 1].reshape(-1, 3).sum(1)
+    np.testing.assert_allclose(weights_in_table(page)[1], expected, atol=3 * STORED)
+    assert expected[:6].sum() == pytest.approx(1, abs=1e-5) and not expected[6:].any()
+
+
+def test_edges_are_as_wide_as_the_attention_along_them(site: Site, visit: Visit) -> None:
+    page = visit("overlay", run="tiny-graph", text=INPUT["tiny-graph"][0], layer=0, head=0)
+    trace = python(site, "tiny-graph")
+    axis = trace.header["axes"]["source"]
+    row = trace.array("encoder.0.weights")[0][axis["focus"]]
+    drawn = page.eval_on_selector_all(
+        ".element-picture g:has(> line)",
+        "all => all.map((edge) => [...edge.querySelectorAll('line')].slice(0, 2)"
+        ".map((half) => Number(half.getAttribute('stroke-width'))))",
+    )
+    expected = [[row[b] if a == axis["focus"] else 0, row[a] if b == axis["focus"] else 0] for a, b in axis["edges"]]
+    assert len(drawn) == len(expected) > 1 and row.max() > 0
+    widths = 1 + 9 * np.array(expected) / row.max()
+    np.testing.assert_allclose(
+        drawn, widths, atol=9 * 2 * STORED / row.max()
+    )  # the weight's rounding, and the greatest's
+    assert np.ptp(widths) > 3
 
 
 # -- interventions -----------------------------------------------------------------------------------------------------
