@@ -1,7 +1,7 @@
 """Take screenshots for docs/look.md: `python docs/pictures/page.py [FOLDER OF RUNS]` writes docs/pictures/page/*.png.
 
 Playwright opens `regard look` in Debian's chromium and takes a screenshot of each view. The runs come from
-`regard train ladder-transformer`, `ladder-additive` and `stories`, a quarter of an hour on two CPU cores. The script
+`regard train ladder-transformer`, `ladder-additive`, `stories` and `scenes`, 20 minutes on two CPU cores. The script
 needs `pip install -e '.[dev]'` and chromium.
 """
 
@@ -24,7 +24,7 @@ from playwright.sync_api import Browser, FloatRect, Page, sync_playwright
 from regard.server.page_server import open_server
 
 HERE = Path(__file__).parent / "page"
-RUNS = ("ladder-transformer", "ladder-additive", "stories")
+RUNS = ("ladder-transformer", "ladder-additive", "stories", "scenes")
 SENTENCE = "he lives behind one very dusty plate"
 PROMPT = "Once upon a time a small"
 COLOURS, EXACT = 256, 64  # palette size, and colours kept exactly: halves the file without a visible difference
@@ -62,6 +62,7 @@ SHOTS = {
     "lens": Shot("walk", {"run": "stories", "text": PROMPT, "stage": "lens"}, first="nav.views"),
     "changes": Shot("changes", {"changes": json.dumps(CHANGES)}, first="nav.views"),
     "explain": Shot("explain", first="nav.views", last=CURVES, wait_for=CURVES),
+    "overlay": Shot("overlay", {"run": "scenes", "text": "test 1", "at": "r3"}, first="nav.views"),
     "positions": Shot("positions", {"length": "40", "features": "24"}, first="nav.views", theme="dark"),
     "phone": Shot("align", {"layer": "0", "head": "best"}, width=360, last="main figure"),
 }

@@ -11,6 +11,7 @@ from regard.viz.terminal import Colour
 
 SIDE = 560.0  # of the drawing
 TOP = 74.0  # below the title
+KEY = "The half of an edge next to a node: its attention to the other one; its rim: to itself."
 MAX_LISTED = 12  # edges in a terminal
 MAX_NAMED = 30  # nodes, above which only some have names
 
@@ -45,6 +46,7 @@ class GraphPanel:
                 lines.append(SceneText(x, y + radius + 13, names[node], 10, "quiet", "middle"))
         subtitle = fitted(clean(self.overlay.map.title), 12, width - 2 * PAD)
         heading = [title(self.overlay.headline(), width), SceneText(PAD, PAD + 36, subtitle, 12, "quiet")]
+        heading.append(SceneText(PAD, PAD + 54, KEY, 12, "quiet"))
         return Scene(width, height, self.overlay.headline(), self._about(), (card(width, height), *heading, *lines))
 
     def _place(self, x: float, y: float) -> tuple[float, float]:
