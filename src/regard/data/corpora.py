@@ -165,7 +165,9 @@ def held_out(data: DataSettings, split: str) -> list[TextPair]:
         return [pair for corpus in corpora(data) for pair in _held_out_pairs(corpus, data, split)]
     names = dict.fromkeys(corpus.corpus for corpus in corpora(data) if corpus.corpus is not None)
     if not names:
-        wanted = f"set data.{split}, or data.held_out to a share of them" if split in ("valid", "test") else "only built-in corpora have other splits"
+        wanted = "only built-in corpora have other splits"
+        if split in ("valid", "test"):
+            wanted = f"set data.{split}, or data.held_out to a share of them"
         raise UserError(f"the recipe has no {split} pairs: {wanted}")
     return [pair for name in names for pair in _checked(_built_in(name, split), f"{name} ({split})", data.lowercase)]
 
