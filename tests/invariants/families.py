@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.data.graphs import NodeGraph, pack_graphs
@@ -244,6 +245,10 @@ def speech(seed: int) -> dict[str, Any]:
     }
 
 
+def speech_ctc(seed: int) -> dict[str, Any]:
+    return {**speech(seed), "ctc_weight": 1.0, "decoder_layers": 0}
+
+
 FAMILIES: dict[str, Callable[[int], dict[str, Any]]] = {
     "transformer": transformer,
     "recurrent": recurrent,
@@ -255,18 +260,20 @@ FAMILIES: dict[str, Callable[[int], dict[str, Any]]] = {
     "graph": graph,
     "decision": decision,
     "speech": speech,
+    "speech (CTC)": speech_ctc,
 }
-NO_SEARCH = ("bert", "bert (fill)", "vit", "graph", "decision")  # families whose output no search writes
+NO_SEARCH = ("bert", "bert (fill)", "vit", "graph", "decision", "speech (CTC)")  # no search writes their output
 SEARCH_INVARIANTS = (
     "cached = uncached",
     "beam of one = greedy",
     "widest beam = exhaustive search",
     "n lines in = n lines out",
 )
-READ_FEATURES = ("captioner", "speech")  # families whose sources are feature vectors, not lines of text
+READ_FEATURES = ("captioner", "speech", "speech (CTC)")  # families whose sources are feature vectors, not lines of text
 NOT_APPLICABLE: dict[tuple[str, str], str] = {
     **{("n lines in = n lines out", family): "reads no lines" for family in READ_FEATURES},
     **{(invariant, family): "generates nothing" for invariant in SEARCH_INVARIANTS for family in NO_SEARCH},
+    **{(invariant, "speech (CTC)"): "has no decoder" for invariant in SEARCH_INVARIANTS},
     ("padding is never read", "vit"): "all images have the same number of patches, so that batches have no padding",
     ("padding is never read", "graph"): "batches of graphs have no padding",
     ("padding is never read", "decision"): "batches of episodes have no padding",
@@ -305,6 +312,10 @@ class Case:
     def split(self, batch: Any, values: Tensor) -> list[Tensor]:
         """Split values of the targets of a batch (logits or labels) by example, without padding."""
         return batch.inputs.layout.split(values)
+
+    def objective(self, batch: Any, logits: Tensor) -> Tensor:
+        """A function of the logits of the targets, whose gradients are compared."""
+        return F.cross_entropy(torch.cat(self.split(batch, logits)), torch.cat(self.split(batch, batch.labels)))
 
     def cast(self, batch: Any, dtype: torch.dtype) -> Any:
         """The batch with floating-point inputs of this type."""
@@ -346,6 +357,17 @@ class FeatureCase(Case):
 
     def cast(self, batch: Any, dtype: torch.dtype) -> Any:
         return replace(batch, source=replace(batch.source, values=batch.source.values.to(dtype)))
+
+
+@dataclass(frozen=True)
+class CTCCase(FeatureCase):
+    """A tiny model without a decoder, whose logits are those of frames."""
+
+    def split(self, batch: Any, values: Tensor) -> list[Tensor]:
+        return self.encoder_layout(batch).split(values)
+
+    def objective(self, batch: Any, logits: Tensor) -> Tensor:
+        return torch.cat(self.split(batch, logits)).log_softmax(-1).square().mean()
 
 
 @dataclass(frozen=True)
@@ -483,7 +505,9 @@ def make(
         lengths = [random.randint(0, longest - 1) for _ in range(pairs)]
         return [[*(random.randrange(FIRST_WORD, size) for _ in range(n)), EOS] for n in lengths]
 
-    kind = FeatureCase if family in READ_FEATURES else ClassCase if family == "bert" else Case
+    kind: type[Case] = ClassCase if family == "bert" else Case
+    if family in READ_FEATURES:
+        kind = CTCCase if family == "speech (CTC)" else FeatureCase
     sources = feature_rows(model, random, pairs) if family in READ_FEATURES else sentences(source_size)
     made = kind(model, sources, sentences(target_size), target_size, fills)
     if any("running" in name for name, _ in model.named_buffers()):  # running statistics of batch norm
