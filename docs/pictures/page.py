@@ -62,7 +62,7 @@ SHOTS = {
     "lens": Shot("walk", {"run": "stories", "text": PROMPT, "stage": "lens"}, first="nav.views"),
     "changes": Shot("changes", {"changes": json.dumps(CHANGES)}, first="nav.views"),
     "explain": Shot("explain", first="nav.views", last=CURVES, wait_for=CURVES),
-    "overlay": Shot("overlay", {"run": "scenes", "text": "test 1", "at": "r3"}, first="nav.views"),
+    "overlay": Shot("overlay", {"run": "scenes", "text": "test 7", "at": "r3"}, first="nav.views"),
     "positions": Shot("positions", {"length": "40", "features": "24"}, first="nav.views", theme="dark"),
     "phone": Shot("align", {"layer": "0", "head": "best"}, width=360, last="main figure"),
 }
