@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import signal
 import subprocess
@@ -32,6 +33,14 @@ def test_results_come_in_order_whichever_is_ready_first() -> None:
 
 def test_a_few_items_start_no_processes() -> None:
     assert set(map_in_order(lambda _: os.getpid(), range(MAX_INLINE_ITEMS), workers=3)) == {os.getpid()}
+
+
+def test_garbage_is_collected_between_items_only() -> None:
+    collecting = list(map_in_order(lambda _: gc.isenabled(), range(40), workers=2))
+    assert not any(collecting) and gc.isenabled()
+    with pytest.raises(ZeroDivisionError):
+        list(map_in_order(lambda n: 1 // n, range(2)))
+    assert gc.isenabled()
 
 
 def test_items_are_read_only_a_little_ahead() -> None:
