@@ -25,6 +25,8 @@ from regard.errors import ReportedElsewhere, UserError, first_line
 Value = TypeVar("Value")
 Item = TypeVar("Item")
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
+CONNECTING = timedelta(minutes=2)  # how long processes that start at different times wait for each other at least
+SAVING = timedelta(minutes=30)  # by how much one process may take longer than another to write its part of a state
 PATIENCE = timedelta(days=7)  # how long processes wait where one of them alone works, for instance tokenises
 
 _grace = 0.0  # seconds in which a process that still answers reports so, after another did not
@@ -85,11 +87,13 @@ def joined(device: torch.device, timeout: float) -> Iterator[None]:
         torch.cuda.set_device(device)
     limit, backend = timedelta(seconds=timeout), "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
-        store, number, world = next(dist.rendezvous("env://", timeout=limit))
+        store, number, world = next(dist.rendezvous("env://", timeout=max(limit, CONNECTING)))
         store = dist.PrefixStore(_attempt(), store)
+        _wait_for_all(store, number, world, max(limit, CONNECTING))
         dist.init_process_group(backend, store=store, rank=number, world_size=world, timeout=limit)
         _store, _grace = dist.PrefixStore("regard", store), min(timeout, 10.0)
-        _patient, _saving = (dist.new_group(backend="gloo", timeout=PATIENCE) for _ in range(2))
+        _patient = dist.new_group(backend="gloo", timeout=PATIENCE)
+        _saving = dist.new_group(backend="gloo", timeout=max(limit, SAVING))
     except RuntimeError as error:
         raise UserError(f"the processes of the job could not connect: {first_line(error)}") from error
     try:
@@ -97,6 +101,12 @@ def joined(device: torch.device, timeout: float) -> Iterator[None]:
     finally:
         _store = _patient = _saving = None
         dist.destroy_process_group()
+
+
+def _wait_for_all(store: dist.Store, number: int, world: int, limit: timedelta) -> None:
+    """Wait until every process has started, before the limit for collective operations counts."""
+    store.set(f"started/{number}", "yes")
+    store.wait([f"started/{n}" for n in range(world)], limit)
 
 
 def _attempt() -> str:

@@ -27,6 +27,13 @@ runpy.run_module("regard", run_name="__main__")
 """
 
 
+LATE = """
+import os, runpy, time
+time.sleep(8 * int(os.environ["RANK"]))
+runpy.run_module("regard", run_name="__main__")
+"""
+
+
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -43,12 +50,19 @@ def words(folder: Path, recipe: Path) -> list[str]:
     return ["-m", "regard", "train", str(recipe), "--out", str(folder / "run"), "--device", "cpu"]
 
 
-def wait_for_step(folder: Path, timeout: float = 120) -> None:
-    """Wait until a run has saved a state."""
+def wait_for_step(folder: Path, processes: list[subprocess.Popen[str]], timeout: float = 120) -> None:
+    """Wait until a run has saved a state; if it does not, end its processes."""
     end = time.monotonic() + timeout
-    while not (folder / "run" / "resume.safetensors").exists():
-        assert time.monotonic() < end, "the job has saved nothing"
-        time.sleep(0.05)
+    try:
+        while not (folder / "run" / "resume.safetensors").exists():
+            for process in processes:
+                assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < end, "the job has saved nothing"
+            time.sleep(0.05)
+    except AssertionError:
+        for process in processes:
+            process.kill()
+        raise
 
 
 def children(pid: int) -> list[int]:
@@ -74,7 +88,7 @@ def test_when_a_process_is_lost_the_others_end_and_name_one_that_hangs(
 ) -> None:
     processes = small_jobs.start(3, *words(tmp_path, recipe_file(tmp_path, steps=100_000)))
     try:
-        wait_for_step(tmp_path)
+        wait_for_step(tmp_path, processes)
         processes[lost].send_signal(by)
         others = [process for rank, process in enumerate(processes) if rank != lost]
         errors = [process.communicate(timeout=60)[1] for process in others]
@@ -93,11 +107,17 @@ def test_when_a_process_is_lost_the_others_end_and_name_one_that_hangs(
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_sigterm_to_one_process_saves_and_stops_all(parallel: str, tmp_path: Path) -> None:
     processes = small_jobs.start(2, *words(tmp_path, recipe_file(tmp_path, steps=100_000, parallel=parallel)))
-    wait_for_step(tmp_path)
+    wait_for_step(tmp_path, processes)
     processes[1].terminate()
     errors = small_jobs.finish(processes, timeout=60)
     assert [process.returncode for process in processes] == [143, 143], errors
     assert "the same command continues" in errors[0] and "continues" not in errors[1]
+
+
+def test_a_process_that_starts_later_than_the_timeout_is_waited_for(tmp_path: Path) -> None:
+    recipe = recipe_file(tmp_path, steps=10, timeout=5)
+    errors = small_jobs.finish(small_jobs.start(2, "-c", LATE, *words(tmp_path, recipe)[2:]), timeout=120)
+    assert (tmp_path / "run" / "model.safetensors").exists(), errors
 
 
 def test_a_full_disk_ends_all_processes_and_leaves_the_last_state(tmp_path: Path) -> None:
@@ -147,6 +167,22 @@ def test_torchrun_restarts_a_job_after_kills_at_random_moments(tmp_path: Path) -
         jobs += 1
 
 
+def test_a_sharded_job_that_is_killed_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    """Each process writes a part of the state; those that a kill interrupts do not count."""
+    training: dict[str, Any] = {"parallel": "fsdp", "steps": 200}
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+    small_jobs.run(2, *words(whole, recipe_file(whole, **training)))
+    run_with_kills(killed, 6, seed=0, **training)
+    run, expected = killed / "run", whole / "run"
+    for file in ("resume.safetensors", "model.safetensors"):
+        assert equal(tensors(run / file), tensors(expected / file))
+    for line, other in zip(metrics(run), metrics(expected), strict=True):
+        assert {**line, "seconds": 0} == {**other, "seconds": 0}
+    assert not list(run.glob(".*.tmp")) and len(list(run.glob("resume-*"))) == 1
+
+
 def agent(folder: Path, recipe: Path, port: int) -> subprocess.Popen[str]:
     """Start one of two torchrun agents, as on two machines."""
     rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "job"]
@@ -163,13 +199,12 @@ def test_an_agent_leaves_and_returns(tmp_path: Path) -> None:
     try:
         time.sleep(0.5)
         agents.append(agent(tmp_path, recipe, port))
-        wait_for_step(tmp_path)
+        wait_for_step(tmp_path, agents)
         agents[1].terminate()
         agents[1].communicate(timeout=60)
         agents.append(agent(tmp_path, recipe, port))
-        errors = [agents[0].communicate(timeout=400)[1]]
-        assert agents[0].returncode == 0, errors
-        agents[2].communicate(timeout=120)
+        errors = small_jobs.finish([agents[0], agents[2]], timeout=400)
+        assert agents[0].returncode == 0, "\n".join(errors)
     finally:
         for each in agents:
             each.kill()
