@@ -109,6 +109,14 @@ def can_trace() -> bool:
     return callable(FakeTensorMode) and callable(TorchDispatchMode)
 
 
+def needs_data(error: BaseException) -> str:
+    """The operator that cannot run on tensors without data, if that is the error, else ""."""
+    from torch._subclasses import fake_tensor
+
+    kinds = fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException
+    return str(error.func) if isinstance(error, kinds) else ""
+
+
 @contextmanager
 def fake_tensors() -> Iterator[None]:
     """Create tensors with shapes, dtypes and storages, but without data, while the context lasts."""

@@ -41,6 +41,9 @@ def test_bad_input_is_one_line(regard: Command, tmp_path: Path) -> None:
         (["--bench", str(other)], "is not what `regard bench RUN --json` prints"),
         (["--gpu", "tpu"], "tpu"),
         (["--gpus", "0"], "must be greater than or equal to 1"),
+        (["--set", "model.width=1000000000"], "model.width = 1000000000: a model of"),
+        (["--set", "model.decoder_layers=1000000"], "model.decoder_layers = 1000000: the planner knows at most 2,000"),
+        (["--set", "training.batch_tokens=1000000000000"], "the planner knows at most 1,048,576"),
     ):
         done = regard("plan", "en-es", *given)
-        assert done.status == 2 and message in done.err
+        assert done.status == 2 and message in done.err and done.err.count("regard: ") == 1

@@ -112,6 +112,24 @@ def test_long_trainings_are_planned_as_compiled() -> None:
     assert found.backend == "compiled"
 
 
+@pytest.mark.parametrize("name", ["citations", "key-door", "molecules", "molecules-text", "moods", "hansards-en-fr"])
+def test_recipes_of_every_task_are_planned(name: str) -> None:
+    found = trace(load(name, ["training.batch_tokens=256"]), gpu=False)
+    assert found.targets > 0 and found.activations > 0 and found.step and found.update
+
+
+def test_a_loss_whose_shapes_depend_on_data_is_refused_in_one_line() -> None:
+    with pytest.raises(UserError, match=r"this model cannot be planned: .*ctc_loss.* depends on data"):
+        trace(load("tones", ["training.batch_tokens=256"]), gpu=False)
+
+
+def test_only_adapters_have_gradients() -> None:
+    recipe = small("wmt14-en-de-base", *PAIRS, "training.adapter=lora")
+    whole, adapted = trace(small("wmt14-en-de-base", *PAIRS), gpu=False), trace(recipe, gpu=False)
+    assert adapted.parameters > whole.parameters and adapted.gradients < 0.3 * whole.gradients
+    assert adapted.optimizer < 0.3 * whole.optimizer
+
+
 def test_memory_grows_by_the_activations_of_a_larger_batch(traced: StepTrace) -> None:
     twice = trace(small("wmt14-en-de-base", *PAIRS, "training.batch_tokens=1024"))
     assert (twice.weights, twice.gradients) == (traced.weights, traced.gradients)

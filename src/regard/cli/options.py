@@ -172,6 +172,12 @@ def folder(data: Path | None) -> Path | None:
     return data
 
 
+def with_folder(changes: list[str] | None, data: Path | None) -> list[str]:
+    """The changes of `--set`, and the folder of `--data` as one of them."""
+    found = [] if folder(data) is None else [f"data.folder={Path(str(data)).resolve()}"]
+    return [*(changes or []), *found]
+
+
 def check_utf8(**texts: str | None) -> None:
     """Check that texts of the command line are UTF-8; Python turns other bytes into lone surrogates."""
     for name, text in texts.items():

@@ -80,6 +80,7 @@ def plan(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe. Repeatable."),
     ] = None,
+    data: options.Data = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Also draw the plot in this .svg or .png file.", show_default=False),
@@ -88,10 +89,10 @@ def plan(
 ) -> None:
     """Plan a training before it runs: memory, speed and cost, on one GPU or many.
 
-    No data and no GPU are needed: a training step runs on tensors without data, which shows what it stores, computes
-    and moves. Its time follows from measured rates of matrix multiplications, memory and links, as `docs/scale.md`
-    explains; expect errors of some percent in memory and of 10 to 20 % in time. The vocabulary is taken to be as large
-    as `text.vocabulary` allows.
+    No GPU is needed, and for translation and language models no data: a training step runs on tensors without data,
+    which shows what it stores, computes and moves. Its time follows from measured rates of matrix multiplications,
+    memory and links, as `docs/scale.md` explains; expect errors of some percent in memory and of 10 to 20 % in time.
+    The vocabulary is taken to be as large as `text.vocabulary` allows.
 
     Two ways to use more GPUs are planned. Weak scaling: every GPU computes a batch of the recipe's size, so that a step
     grows with the number of GPUs. Strong scaling: the recipe's step is divided among them.
@@ -106,7 +107,7 @@ def plan(
     """
     if out is not None and out.suffix.lower() not in (".svg", ".png"):
         raise UserError(f"{out}: the plot can only be written as .svg or .png (it is also shown in the terminal)")
-    loaded = load(recipe, set_ or [])
+    loaded = load(recipe, options.with_folder(set_, data))
     hardware = HARDWARE[gpu.value]
     if gpu.value == "cpu":
         cpu = torch.device("cpu")

@@ -79,9 +79,7 @@ def train(
 
         torchrun --nnodes 2 --nproc-per-node 8 ... -m regard train mine.toml
     """
-    changes = list(set_ or [])
-    if options.folder(data) is not None:
-        changes.append(f"data.folder={Path(str(data)).resolve()}")
+    changes = options.with_folder(set_, data)
     if seed is not None:
         changes.append(f"training.seed={seed}")
     target = out if out is not None else Path("runs") / Path(recipe).stem

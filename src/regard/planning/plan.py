@@ -11,6 +11,7 @@ import torch
 
 from regard import devices
 from regard.errors import UserError
+from regard.models import sizes
 from regard.planning import speed
 from regard.planning.hardware import EFFICIENCY, HARDWARE, Hardware
 from regard.planning.speed import Cluster, Compute, StepTime
@@ -21,6 +22,8 @@ MAX_RANKS = 1024
 MIN_EFFICIENCY = 0.8  # throughput per GPU, relative to one GPU, from which more GPUs are worth their cost
 MIN_RANK_TOKENS = 256  # a step is not divided into smaller shares
 MAX_TOKENS = 2**20  # of the largest batch that is considered
+MAX_LAYERS = 2000
+MISTAKE = 100  # a model that would not fit on so many times the GPUs is not planned
 MAX_TRACED_TOKENS = 2**16  # of a batch that is traced
 SCHEMES = ("plain", "ddp", "fsdp")
 
@@ -99,6 +102,7 @@ def make_plan(
 
     `price` is that of a GPU for an hour; `speed_up` is measured over planned speed, where it was measured.
     """
+    _refuse_too_large(recipe, hardware, gpus)
     planner = _Planner(recipe, hardware, per_node, length, price, speed_up)
     traced = planner.trace(recipe.training.batch_tokens)
     memory = [planner.memory(scheme, gpus) for scheme in SCHEMES if scheme == "plain" or gpus > 1]
@@ -122,6 +126,19 @@ def make_plan(
         _efficient_up_to(weak),
         _efficient_up_to(strong),
     )
+
+
+def _refuse_too_large(recipe: Recipe, hardware: Hardware, gpus: int) -> None:
+    """Refuse settings that are surely mistakes, and would take hours or more memory than there is to trace."""
+    settings, model = recipe.training, recipe.model
+    if settings.batch_tokens > MAX_TOKENS:
+        raise UserError(f"training.batch_tokens = {settings.batch_tokens}: the planner knows at most {MAX_TOKENS:,}")
+    for name, value in model:
+        if name.endswith("layers") and isinstance(value, int) and value > MAX_LAYERS:
+            raise UserError(f"model.{name} = {value}: the planner knows at most {MAX_LAYERS:,}")
+    text, memory = recipe.text, int(MISTAKE * gpus * hardware.memory)
+    where = f"even {MISTAKE * gpus:,} x {hardware.name} are too few"
+    sizes.refuse_too_large(model, (text.vocabulary, text.vocabulary), text.shared, memory, 1, where)
 
 
 def _efficient_up_to(points: list[ScalingPoint]) -> int:

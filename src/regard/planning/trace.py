@@ -28,11 +28,13 @@ from regard.data.stream import generator
 from regard.data.token_store import Array, CorpusReport, Ragged, TokenStore
 from regard.errors import UserError
 from regard.models import SequenceModel, build, flops
+from regard.nn import lora
 from regard.packed import Batch
 from regard.planning.hardware import EFFICIENCY
 from regard.recipes.schema import Recipe
 from regard.registry import OPTIMIZERS
 from regard.run_dir import RunDir
+from regard.tasks.base import Dataset
 from regard.tasks.text import TextTask, TokenDataset
 from regard.text import train as train_tokenizer
 from regard.training.checkpoint import EMA
@@ -241,7 +243,13 @@ def trace(recipe: Recipe, *, gpu: bool = True, length: int | None = None, sharde
             working = partial(accelerate.bf16_context, accelerate.bf16_weights(model, settings, target))
         copies = ledger.total - copies
         step = _TracedStep(model, optimizer, average, settings, host, shape, working, ledger)
-        step.run(batch, 1)  # makes the state of the optimizer
+        try:
+            step.run(batch, 1)  # makes the state of the optimizer
+        except Exception as error:
+            if operator := torch_private.needs_data(error):
+                why = f"the size of the result of {operator} depends on data"
+                raise UserError(f"this model cannot be planned: {why}") from error
+            raise
         ledger.restart()
         before = ledger.total
         step.run(batch, min(settings.accumulate, 2))
@@ -313,9 +321,10 @@ class Example:
     @classmethod
     def of(cls, recipe: Recipe, gpu: bool, length: int | None = None, sharded: bool = False) -> Example:
         task = tasks.of(recipe)
-        names = task.class_names()
-        source_size = recipe.text.vocabulary if recipe.data.has_tokens else 0
-        sizes = source_size, len(names) or recipe.text.vocabulary, recipe.text.shared and not names
+        names, features, scales = task.class_names(), task.feature_names(), task.scales()
+        labels = len(scales) or min(len(names), 1)  # of a text, if it has labels
+        source_size = recipe.text.vocabulary if recipe.data.has_tokens else len(features)
+        sizes = source_size, len(names) or len(scales) or recipe.text.vocabulary, recipe.text.shared and not names
         with torch.device("meta"):
             model = build(recipe.model, *sizes)
         with kernels.simulated() if gpu else nullcontext():
@@ -324,8 +333,12 @@ class Example:
             long = accelerate.worth_compiling(model, recipe.training)
             backend = "compiled" if long else "static" if sharded else "captured"
         tokenizer = train_tokenizer(["a"], "char", 300, list(recipe.model.extra_tags))
-        run = cast(RunDir, SimpleNamespace(tokenizers=(tokenizer, tokenizer), classes=names, recipe=recipe))
-        dataset = TokenDataset([synthetic(recipe, length)]) if isinstance(task, TextTask) else task.dataset(run)
+        known = {"tokenizers": (tokenizer, tokenizer), "classes": names, "features": features, "scales": scales}
+        run = cast(RunDir, SimpleNamespace(**known, recipe=recipe))
+        if isinstance(task, TextTask):
+            dataset: Dataset = TokenDataset([synthetic(recipe, length, labels)] * len(task.weights))
+        else:
+            dataset = task.dataset(run)
         stream = task.stream(run, dataset, backend != "plain").batches()
         batches = [batch for batch, _ in islice(stream, BATCHES - 1)]
         shape = None if backend == "plain" else StaticBatchShape(batches[0])
@@ -334,11 +347,17 @@ class Example:
         return cls(batches[0], shape, backend, *sizes, mean(batch.num_targets for batch in batches), work)
 
     def model(self, recipe: Recipe) -> SequenceModel:
-        return build(recipe.model, self.source_size, self.target_size, self.shared).train()
+        model, training = build(recipe.model, self.source_size, self.target_size, self.shared), recipe.training
+        if training.adapter == "lora":
+            lora.add_adapters(model, training.adapter_rank, training.adapter_alpha, training.adapter_targets)
+        return model.train()
 
 
-def synthetic(recipe: Recipe, length: int | None) -> TokenStore:
-    """Sentences with log-normal lengths around a mean, enough for a few batches; their tokens do not matter."""
+def synthetic(recipe: Recipe, length: int | None, labels: int = 0) -> TokenStore:
+    """Sentences with log-normal lengths around a mean, enough for a few batches; their tokens do not matter.
+
+    Targets are so many `labels` of each sentence, if there are any.
+    """
     plain, tokens = recipe.data.kind == "text", recipe.training.batch_tokens
     context, random = recipe.model.max_positions, generator(1)
     longest = min(context, tokens if plain else recipe.data.max_length)
@@ -351,6 +370,8 @@ def synthetic(recipe: Recipe, length: int | None) -> TokenStore:
     else:
         targets = random.lognormal(np.log(middle) - LENGTH_SPREAD**2 / 2, LENGTH_SPREAD, count).round().clip(2, longest)
     sources = np.zeros_like(targets) if plain else (targets * random.lognormal(0, 0.15, count)).round().clip(2, longest)
+    if labels:
+        targets = np.full(len(targets), labels)
     source, target = (_ragged(lengths.astype(np.int64)) for lengths in (sources, targets))
     return TokenStore(source, target, CorpusReport(len(targets), 0, 0, len(source.ids), len(target.ids)))
 
