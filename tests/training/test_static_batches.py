@@ -290,7 +290,12 @@ def test_steps_of_sharded_models_are_captured_on_request_only(monkeypatch: pytes
     assert captured(parallel="ddp") and captured(parallel="ddp", accumulate=4)
     assert not captured(parallel="fsdp") and not captured(parallel="fsdp", backend="compiled")
     assert captured(parallel="fsdp", backend="captured", accumulate=2)
-    assert not captured(parallel="fsdp", backend="captured", accumulate=3)
+    several = TrainingSettings(parallel="fsdp", backend="captured", accumulate=3)
+    assert not accelerate.can_capture(several)
+    lines: list[str] = []
+    monkeypatch.setattr("regard.accelerate.shard", lambda *_: None)
+    accelerate.for_training(model, several, CPU, "captured", None, lines.append)
+    assert lines[0] == "steps under FSDP are captured only if training.accumulate is at most 2, the number of devices"
 
 
 def test_long_jobs_are_compiled_unless_the_recipe_says_how(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,9 @@ def for_training(
         applied.append(f"ddp on {distributed.world_size()} devices")
     if backend != "plain" and settings.backend == "auto" and worth_compiling(model, settings):
         backend = "compiled"
+    if backend == "captured" and not can_capture(settings):
+        devices = distributed.world_size()
+        say(f"steps under FSDP are captured only if training.accumulate is at most {devices}, the number of devices")
     for name in BACKENDS[BACKENDS.index(backend) :]:
         if name == ("static" if can_capture(settings) else "captured"):
             continue
