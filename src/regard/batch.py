@@ -296,7 +296,8 @@ def _cause(error: BaseException) -> str:
 
 
 def _ray(workers: int) -> Any:
-    """Ray, connected to a cluster or started on this machine."""
+    """Ray, connected to a cluster or started on this machine, without its lines about itself."""
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # errors that concern a job are raised
     try:
         import ray
         import ray.data
@@ -308,5 +309,5 @@ def _ray(workers: int) -> Any:
         )
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **local)
     ray.data.DataContext.get_current().enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     return ray
