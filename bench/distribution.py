@@ -9,7 +9,8 @@ snapshot and the state of a run that are written every 500 steps, the default of
 milliseconds of a step by kind of kernel. "static" steps are those of captured ones without the CUDA graph. A variant's
 peak is the memory that it allocates beyond what the variants before it hold; its loss is the sum over all steps, which
 are equally many for all variants. `--functional` instead trains small runs under torchrun, stops, kills and resumes
-them.
+them. `--processes` instead trains a small Transformer on a CPU in one process with two threads, and in two processes
+with one each, which share the same two micro-batches a step.
 """
 
 from __future__ import annotations
@@ -234,16 +235,18 @@ def stall(variant: Variant, folder: Path, steps: int) -> dict[str, float]:
             for _ in range(steps - 1):
                 variant()
             synchronize(step.device)
-            lost = time.perf_counter() - start - steps * free
+            in_background = step.device.type == "cuda"  # else the call is all, and other times only add noise
+            lost = time.perf_counter() - start - steps * free if in_background else called - saved
             outputs.wait()
             kind = "first" if number == 0 else "later"
             share = lost / (interval * free)
+            often = lost / (60 * TrainingSettings().save_minutes)
             result |= {f"{kind} ms": 1000 * lost, f"{kind} share": share, f"{kind} call ms": 1000 * (called - saved)}
             written = time.perf_counter() - start
             print(
                 f"  {variant.name}, save {number + 1}: {1000 * lost:.0f} ms lost in {steps} steps of {1000 * free:.1f} "
                 f"ms, of which the call {1000 * (called - saved):.0f}; on disk after {written:.1f} s; {share:.2%} of "
-                f"{interval} steps",
+                f"{interval} steps, {often:.2%} of training.save_minutes",
                 flush=True,
             )
     return result
@@ -257,9 +260,40 @@ def saving(given: argparse.Namespace, device: torch.device) -> dict[str, Any]:
             if kind.parallel:
                 join(stack, device)
             print("saving:", flush=True)
-            variant = prepare(BASE, kind, given.tiny, device)
+            small = [] if device.type == "cuda" else ["training.batch_tokens=1024"]  # which files do not depend on
+            variant = prepare((BASE[0], [*BASE[1], *small]), kind, given.tiny, device)
             result[variant.name] = stall(variant, Path(folder), 3 if given.tiny else given.saving_steps)
             del variant
+    return result
+
+
+# -- two processes on a CPU --------------------------------------------------------------------------------------------
+
+SMALL = ["model.size=small", "training.batch_tokens=1024", "training.accumulate=2", "training.validate_lines=20"]
+PROCESSES = {
+    "one process, 2 threads": ["--threads", "2"],
+    "two processes, ddp": ["--devices", "2", "--set", "training.parallel=ddp"],
+    "two processes, fsdp": ["--devices", "2", "--set", "training.parallel=fsdp"],
+}
+
+
+def processes(steps: int) -> dict[str, Any]:
+    """Target tokens per second by the log of each run, from its 50th step to its last, and the mean loss there."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    result: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, words in PROCESSES.items():
+            run = Path(folder) / str(len(result))
+            command = [sys.executable, "-m", "regard", "train", "en-es", "--device", "cpu", "--out", str(run), *words]
+            for change in [*SMALL, f"training.steps={steps}"]:
+                command += ["--set", change]
+            subprocess.run(command, env=environment, check=True, capture_output=True)
+            lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            first, last = ([m for m in lines if m["kind"] == "train"][n] for n in (0, -1))
+            rate = (last["tokens"] - first["tokens"]) / (last["seconds"] - first["seconds"])
+            result[name] = {"tokens per second": rate, "loss": last["loss"]}
+            share = rate / next(iter(result.values()))["tokens per second"]
+            print(f"  {name}: {rate:,.0f} tokens/s, {share:.1%} of the first; loss {last['loss']}", flush=True)
     return result
 
 
@@ -340,6 +374,7 @@ def main() -> None:
     parser.add_argument("--saving-steps", type=int, default=40, help="steps during which a state is written")
     parser.add_argument("--seconds", type=float, default=200.0, help="start no part after this time")
     parser.add_argument("--functional", action="store_true", help="check torchrun, stopping, killing and resuming")
+    parser.add_argument("--processes", type=int, metavar="STEPS", help="train for so many steps on a CPU, 51 at least")
     parser.add_argument("--tiny", action="store_true", help="tiny models, to try this script on a CPU")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -347,7 +382,11 @@ def main() -> None:
     result: dict[str, Any] = {"device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu"}
     if given.functional:
         result["functional"] = functional(given.tiny)
-    for name in () if given.functional else given.only:
+    if given.processes:
+        result["processes"] = processes(given.processes)
+        if given.out:
+            given.out.write_text(json.dumps(result, indent=1) + "\n")
+    for name in () if given.functional or given.processes else given.only:
         if time.perf_counter() - begin > given.seconds:
             print(f"{name}: no time left", flush=True)
             continue
