@@ -43,9 +43,11 @@ class BeamTree:
         self.fed: Tensor | None = None  # [N]
         self.position = TokenPositions(torch.empty(0, dtype=torch.long))  # of the tokens fed last
         self.used: int | None = None  # entries in use, unless only the device knows
+        self.uniform: int | None = None  # the first new entry of all sentences, where it is the same and on a CPU
         self._queries = 1
         self._allowed: dict[bool, MaskTable] = {}  # by whether `mask` applies
         self._levels: Tensor | None = None  # 0 and -inf
+        self._indices: tuple[Tensor, Tensor, Tensor] | None = None  # of `_step_indices`
 
     def enter(self, tokens: int | None, device: torch.device) -> None:
         """Add entries: one token per beam (None), or this many prompt tokens per sentence, which has one beam."""
@@ -73,17 +75,33 @@ class BeamTree:
 
     def _enter_fixed(self) -> None:
         assert self.cursor is not None and self.fed is not None and self.seen is not None and self.padding is not None
-        beam = torch.arange(self.beams, device=self.cursor.device)
-        self.rows = torch.arange(self.sentences, device=beam.device)[:, None]  # [N, 1]
+        beam, self.rows, same_beam = self._step_indices()
         self.write = self.cursor.clamp(max=self.seen.shape[-1] - self.beams)[:, None] + beam  # [N, K], for this step
-        self.used = int(self.write.max()) + 1 if self.cursor.is_cpu else None
-        same_beam = (beam[:, None] == beam).expand(self.sentences, -1, -1)
-        self.seen.scatter_(2, self.write[:, None].expand_as(same_beam), same_beam)
+        self.used = self.uniform = None
+        if self.cursor.is_cpu:
+            first, last = (int(entry) for entry in self.write[:, 0].aminmax())
+            self.used, self.uniform = last + self.beams, first if first == last else None
+        if self.uniform is None:
+            self.seen.scatter_(2, self.write[:, None].expand_as(same_beam), same_beam)
+        else:
+            self.seen[..., self.uniform : self.used] = same_beam
         if self.index is not None:
             self.index.scatter_(1, self.write, (self.fed + self.padding)[:, None].expand_as(self.write))
         self.position = TokenPositions(self.fed[:, None].repeat(1, self.beams).flatten())
         self.cursor.add_(self.beams)
         self.fed.add_(1)
+
+    def _step_indices(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Beams [K], sentences [N, 1], and which beams are the same [N, K, K]; on a CPU the same tensors every step."""
+        assert self.cursor is not None
+        if self._indices is not None and self._indices[2].shape[:2] == (self.sentences, self.beams):
+            return self._indices
+        beam = torch.arange(self.beams, device=self.cursor.device)
+        same_beam = (beam[:, None] == beam).expand(self.sentences, -1, -1)
+        indices = beam, torch.arange(self.sentences, device=beam.device)[:, None], same_beam
+        if self.cursor.is_cpu:  # tensors made while a step is captured are valid in its replays only
+            self._indices = indices
+        return indices
 
     def allowed(self, dtype: torch.dtype, masked: bool = True) -> MaskTable:
         """The mask of the tokens fed last; computed once for all layers of a kind, whose scores have this dtype."""
@@ -242,7 +260,10 @@ class KVCache:
         else:
             assert self.key is not None and self.value is not None
             for store, new in ((self.key, k), (self.value, v)):
-                store.transpose(1, 2)[tree.rows, tree.write] = new.transpose(1, 2).to(store.dtype)
+                if tree.uniform is None:
+                    store.transpose(1, 2)[tree.rows, tree.write] = new.transpose(1, 2).to(store.dtype)
+                else:  # a copy of a slice, which takes a fraction of the time
+                    store[:, :, tree.uniform : tree.used] = new
             k, v = self.key[:, :, : tree.used], self.value[:, :, : tree.used]
         return q, k, v, tree.allowed(q.dtype, self.masked)
 

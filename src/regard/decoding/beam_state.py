@@ -319,7 +319,7 @@ class SearchState:
 
         Unless beams are reordered, finished hypothesis k is that of beam k.
         """
-        if not self.static and not bool(which.any()):
+        if (which.is_cpu or not self.static) and not bool(which.any()):
             return
         score = torch.where(which, self.total / penalty, -math.inf)
         end = torch.add(self._beam_index, self.step[:, None], alpha=self.beams)  # [N, K]: step * K + k
