@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from tests.decoding.test_static_search import model_of, sources
 from regard import cancel
 from regard.decoding import continuous, search
 from regard.decoding.continuous import Engine, EngineRunner, QueueFull
-from regard.decoding.running_batch import RunningBatch
+from regard.decoding.running_batch import Job, RunningBatch
 from regard.decoding.static_search import StaticSearch
 from regard.text import EOS
 
@@ -42,6 +43,23 @@ def test_an_admission_that_fails_ends_only_its_own_sentences(monkeypatch: pytest
     assert batch.search is not None
     assert batch.search.hypotheses.done.tolist() == [job is None for job in batch.jobs]
     caller.run()
+    caller.requests.pop()
+    caller.check()
+
+
+def test_a_sentence_that_cannot_join_does_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    caller = Caller(model_of("transformer").double())
+    real = RunningBatch._open
+
+    def fails(self: RunningBatch, jobs: Sequence[Job]) -> object:
+        if any(job.number == 2 for job in jobs):
+            raise RuntimeError("no such kernel")
+        return real(self, jobs)
+
+    monkeypatch.setattr(RunningBatch, "_open", fails)
+    caller.submit(*(request_of(line, n, LONG) for n, line in enumerate(sources(3))))  # they arrive in the same turn
+    caller.run()
+    assert isinstance(caller.found.pop(2), RuntimeError)
     caller.requests.pop()
     caller.check()
 

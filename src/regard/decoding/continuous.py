@@ -182,15 +182,20 @@ class Engine:
             self.observe(Turn(rows, tokens))
 
     def _admit(self, batch: RunningBatch, jobs: list[Job], retry: bool = True) -> None:
-        """Let jobs join a batch. If that fails they end with the error; `retry`: once more if memory ran out."""
+        """Let jobs join a batch; `retry`: once more if memory ran out. If it fails with several, each is tried alone.
+
+        A job that cannot join ends with the error.
+        """
         try:
             batch.admit(jobs)
         except Exception as error:
             if self._release(error) and retry:
                 self._admit(batch, jobs, retry=False)
-                return
-            for job in jobs:
-                job.on_update(JobUpdate(job.number, outcome=error))
+            elif len(jobs) > 1:
+                for job in jobs:
+                    self._admit(batch, [job], retry=False)
+            else:
+                jobs[0].on_update(JobUpdate(jobs[0].number, outcome=error))
 
     def _release(self, error: Exception) -> bool:
         """Free memory if the error is that there is none left; return whether it is."""
