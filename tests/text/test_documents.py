@@ -98,6 +98,15 @@ def test_blocks_scripts_comments_and_entities() -> None:
     assert identity("<a id=1></a>word<b> </b>", "html").startswith("<a id=1></a>word")
 
 
+def test_text_areas_and_titles_have_no_tags_inside() -> None:
+    text = "<p>One</p><textarea rows=2>a <b>x</b> {y} &amp; <i>c</textarea><p>two</p>"
+    assert prepare(text, "html").sentences == ["One", "two"]
+    assert identity(text, "html") == text
+    document = prepare("<title>Cats &amp; <b>dogs</title><p>a <b>c</b></p>", "html")
+    assert document.sentences == ["Cats & <b>dogs", "a c"]
+    assert identity("<title>Cats &amp; &lt;b></title>", "html") == "<title>Cats &amp; &lt;b&gt;</title>"
+
+
 def test_tags_without_a_partner_stay_where_they_are() -> None:
     for text in ("a <b>b c", "a</b> b", "<a>x<div>y</div>z</a>", "<b>a <i>b</b> c</i>", "<b><i>x<p>y</p></i></b>"):
         assert identity(text, "html") == text

@@ -36,6 +36,7 @@ INLINE = frozenset(
 )
 MAX_DEPTH = 100  # of inline tags; one inside so many stays where it is
 RAW = frozenset({"script", "style", "textarea"})  # their content is not translated
+NO_TAGS = (*sorted(RAW), "title")  # their content is text: what looks like a tag in it is none
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,8 @@ def _merged(sentences: list[tuple[int, int]], spans: Sequence[Span]) -> list[tup
 class _Parser(HTMLParser):
     """Collects text with inline tags; a block tag, or an inline tag without its partner, ends it."""
 
+    CDATA_CONTENT_ELEMENTS = NO_TAGS  # type: ignore[misc]
+
     def __init__(self, language: str | None) -> None:
         super().__init__(convert_charrefs=False)
         self.language = language
@@ -235,6 +238,8 @@ class _Parser(HTMLParser):
         if self.raw:
             self.pieces.append(Piece(data))
             return
+        if self.cdata_elem is not None:  # a title, whose entities the library leaves as they are
+            data = html.unescape(data)
         marked = find_placeholders(data)
         for span in marked.spans:
             start = len(self.text) + span.start
