@@ -21,6 +21,7 @@ import openai
 from libretranslatepy import LibreTranslateAPI
 from prometheus_client.parser import text_string_to_metric_families
 
+from regard.decoding.running_batch import RunningBatch
 from regard.runs import LoadedRun
 from regard.server.process import Server
 from server.service import KEY, make_runs, serving
@@ -150,6 +151,13 @@ def test_openai_completions(service: Server, runs: dict[str, Path]) -> None:
     assert "".join(pieces) == expected.text and len(pieces) > 2
     several = client.completions.create(**{**asked, "prompt": ["Once", "The dog"], "n": 2, "temperature": 0.5})
     assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
+    streamed = dict.fromkeys(range(4), "")
+    asked |= {"prompt": ["Once", "The dog"], "n": 2}
+    for part in client.completions.create(**asked, stream=True):
+        streamed[part.choices[0].index] += part.choices[0].text
+    assert streamed == {choice.index: choice.text for choice in client.completions.create(**asked).choices}
+    assert streamed[0] != streamed[1]
+    asked |= {"prompt": "Once upon a", "n": 1}
     stop = expected.text[4:6]
     stopped = client.completions.create(**asked, stop=[stop])
     assert stopped.choices[0].text == expected.text[: expected.text.index(stop)]
@@ -194,6 +202,23 @@ def test_errors_in_a_stream_have_a_reason(service: Server, monkeypatch: pytest.M
     monkeypatch.setattr(service._server.config.app.state.gateway, "limits", replace(limits, seconds=1.0))  # type: ignore[union-attr]
     with pytest.raises(openai.APIError, match="longer than 1 seconds"):
         list(openai_client(service).completions.create(**asked))
+
+
+def test_a_search_that_fails_ends_its_stream_with_the_reason(service: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, steps = RunningBatch.advance, iter(range(100))
+
+    def failing(self: RunningBatch) -> int:
+        if next(steps) == 5:
+            raise RuntimeError("secret details")
+        return real(self)
+
+    monkeypatch.setattr(RunningBatch, "advance", failing)
+    client, asked = openai_client(service), dict(model="stories", prompt="Once", temperature=0)
+    stream = client.completions.create(**asked, max_tokens=50, stream=True)  # type: ignore[call-overload]
+    with pytest.raises(openai.APIError, match="a bug in regard: RuntimeError") as failed:
+        list(stream)
+    assert "secret" not in str(failed.value)
+    assert client.completions.create(**asked, max_tokens=2).choices[0].text  # type: ignore[call-overload]
 
 
 def test_openai_errors(service: Server) -> None:

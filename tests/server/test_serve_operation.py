@@ -183,6 +183,8 @@ def test_limits_count_whole_requests(runs: dict[str, Path]) -> None:
         status, _, why = send(server, "/v1/completions", {**asked, "n": 4, "max_tokens": 600})
         assert status == 400 and "16 samples of 600 tokens" in why["error"]["message"]
         assert send(server, "/v1/completions", {**asked, "prompt": ["Once"] * 100, "n": 3})[0] == 413
+        status, _, why = send(server, "/v1/completions", {**asked, "stop": ["x"] * 17})
+        assert status == 400 and "17 texts" in why["error"]["message"]
 
 
 def test_without_memory_a_request_is_refused(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

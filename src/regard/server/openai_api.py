@@ -23,7 +23,7 @@ from regard.server.pool import ActiveModel, ServedRun
 from regard.server.translate_api import TranslateOptions, body_schema, translations
 from regard.tasks.generator import Generation, Generator, until_stop
 
-MAX_SAMPLES = 16
+MAX_SAMPLES, MAX_STOPS = 16, 16
 MIN_TEMPERATURE = 0.01  # below it, the most likely token is taken; dividing by less may overflow
 
 
@@ -330,6 +330,8 @@ def _tokens(gateway: Gateway, request: Request, prompts: list[str], body: Sampli
     if not prompts:
         raise UserError("prompt: there is none")
     gateway.check_texts(request, prompts)
+    if len(body.stops) > MAX_STOPS:  # each is searched for after every token
+        raise UserError(f"stop: {len(body.stops)} texts: at most {MAX_STOPS} are allowed")
     samples, limit = len(prompts) * body.samples, gateway.limits.tokens
     if samples > gateway.limits.texts:
         raise RequestTooLarge(f"{samples} samples: at most {gateway.limits.texts} are allowed in a request")
