@@ -54,10 +54,10 @@ test-slow: $(READY) ## the long ones: kills at 20 random moments, a corpus of 5 
 	@touch $@
 
 test-compat: $(COMPAT:%=%/.ready) ## the tests of formats with the oldest and the newest transformers
-	@for venv in $(COMPAT); do \
+	@status=0; for venv in $(COMPAT); do \
 	  echo "== $$($$venv/bin/python -m pip list 2>/dev/null | grep -E '^(transformers|tokenizers|torch) ' | tr -s ' \n' ' ')"; \
-	  CI=1 OMP_NUM_THREADS=1 $$venv/bin/python -m pytest tests/interop || exit; \
-	done
+	  CI=1 OMP_NUM_THREADS=1 $$venv/bin/python -m pytest tests/interop || status=1; \
+	done; exit $$status
 
 fuzz: $(READY) ## a minute of hostile files, requests and command lines, with a fixed seed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.campaign fuzz --seconds 60 --seed 1

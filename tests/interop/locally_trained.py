@@ -106,6 +106,8 @@ def save(tokenizer: library.Tokenizer, path: Path, **settings: Any) -> int:
     """Write tokenizer.json and tokenizer_config.json; return the number of tokens."""
     path.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(path / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False} | settings
+    names = ["input_ids", "attention_mask"]  # without it, transformers 4 adds token types, which few models take
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": names}
+    settings = {**kind, "clean_up_tokenization_spaces": False, **settings}
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
     return tokenizer.get_vocab_size()

@@ -175,8 +175,6 @@ MARIAN = {"norm_first": False, "positions": "sinusoidal-split"}
 @pytest.mark.parametrize("family", ["transformer", "transformer as marian", "gpt", "gpt rotary"])
 def test_ctranslate2_s_own_converter_takes_the_folder_for_transformers(family: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="needs regard[formats]")
-    if tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 56):
-        pytest.skip("CTranslate2 4.8 passes dtype, which transformers has since 4.56")
     if family == "gpt rotary" and transformers.__version__ >= "5":
         pytest.skip("CTranslate2 4.8 reads rotary_pct, which the configuration of transformers 5 does not have")
     changes: dict[str, Any] = {"gpt rotary": {"positions": "rotary"}, "transformer as marian": MARIAN}.get(family, {})

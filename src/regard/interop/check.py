@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ def _image_logits(
     sizes = (side, side), (2 * side + 1, 3 * side), (side // 2 + 3, side + 5)
     for height, width in islice(cycle(sizes), count):
         image = random.integers(0, 256, (height, width, channels)).astype(np.uint8)
-        found = theirs(**processor(image, return_tensors="pt", input_data_format="channels_last"))
+        found = _call(theirs, processor(image, return_tensors="pt", input_data_format="channels_last"))
         (batch,) = (some.batch for some in task.batches(run, [task.shape.of_array(image)]))
         assert isinstance(batch, ImageBatch)
         if not hasattr(found, "logits"):  # it has no head
@@ -151,9 +151,9 @@ def _logits(
     columns: Sequence[int] = inverse(ids_of(target))
     if isinstance(settings, BertSettings):
         if isinstance(ours, Bert) and type(theirs).__name__.endswith("Model"):  # it has no head: compare hidden states
-            return theirs(**inputs).last_hidden_state[0], ours.encode(packed)
+            return _call(theirs, inputs).last_hidden_state[0], ours.encode(packed)
         if settings.task == "classify":
-            return theirs(**inputs).logits, ours.logits(TextClassBatch.from_lists([tokens]))
+            return _call(theirs, inputs).logits, ours.logits(TextClassBatch.from_lists([tokens]))
         logits = ours.logits(SeqBatch(packed, packed, packed.ids))
     elif isinstance(settings, GPTSettings):
         logits = ours.logits(SeqBatch(PackedTokens.from_lists([[]]), packed, packed.ids))
@@ -164,8 +164,18 @@ def _logits(
         begin = theirs.config.decoder_start_token_id
         decoder_inputs = [begin, *_theirs(batch.inputs.ids.tolist()[1:], target)]
         inputs = {**inputs, "decoder_input_ids": torch.tensor([decoder_inputs])}
-    found = theirs(**inputs).logits.flatten(0, -2)
+    found = _call(theirs, inputs).logits.flatten(0, -2)
     return found[:, : len(columns)], logits[:, torch.tensor(list(columns))]  # they may have a row for padding
+
+
+def _call(theirs: Any, inputs: Mapping[str, Tensor]) -> Any:
+    """The outputs of their model; it may not take what the folder's tokenizer returns."""
+    try:
+        return theirs(**inputs)
+    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+        raise UserError(
+            f"transformers' {type(theirs).__name__} fails on {', '.join(inputs)}: {first_line(error)}"
+        ) from error
 
 
 def _random(tokenizer: Tokenizer, length: int, draw: random.Random) -> list[int]:
