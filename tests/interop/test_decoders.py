@@ -22,7 +22,7 @@ from regard.interop.check import largest_difference
 from regard.interop.vocabularies import ids_of
 from regard.run_dir import RunDir
 from regard.runs import LoadedRun
-from regard.text import EOS
+from regard.text import EOS, chat
 from regard.text.chat import render
 
 BOUND = 1e-4
@@ -293,9 +293,23 @@ def test_chat_templates_have_transformers_tags_functions_and_filters(chatting: t
         "{{ 10 ** (10 ** 10) }}",
         "{% set ns = namespace(x='aa') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
         "{# " + "a" * 2**18 + " #}",
+        "{% set ns = namespace(x='aa') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x %}{{ n.x ~ n.x }}{% endset %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% else %}many{% endif %}{% endmacro %}{{ m(60) }}",
+        "{% set x = '%1000000000000d' % 1 %}",
+        "{% set x = '{:>1000000000000}'.format(1) %}",
+        "{% set x = 'a'.ljust(10 ** 12) %}",
+        "{% set x = ('a' * 10 ** 6).replace('a', 'a' * 10 ** 6) %}",
+        "{% set x = 'a' | center(10 ** 12) %}",
+        "{% set x = 'a' | indent(10 ** 12, true) %}",
+        "{% set x = (['a' * 10 ** 6] * 10 ** 6) | join %}",
+        "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
     ],
 )
-def test_a_chat_template_cannot_fill_the_memory(chatting: tuple[Any, RunDir], template: str) -> None:
+def test_a_chat_template_cannot_fill_the_memory_or_run_forever(
+    chatting: tuple[Any, RunDir], template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat, "MAX_SECONDS", 0.5)
     with pytest.raises(UserError, match="the chat template failed"):
         render(template, [{"role": "user", "content": "the cat"}], chatting[1].tokenizers[1])
 

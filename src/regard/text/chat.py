@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -15,6 +19,8 @@ from regard.text.fast_tokenizer import FastTokenizer
 FILE = "chat_template.jinja"  # in a run directory
 MAX_CHARACTERS = 1 << 20  # of a conversation
 MAX_TEMPLATE = 1 << 18
+MAX_BYTES = 1 << 28  # that applying a template may allocate
+MAX_SECONDS = 10
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -74,6 +80,42 @@ def _size(operator: str, left: Any, right: Any) -> int:
     return max(size or 0 for size in sizes) * count if isinstance(count, int) else 0
 
 
+@contextmanager
+def _memory_limit() -> Iterator[None]:
+    """Let the process allocate no more than `MAX_BYTES` in addition, where the system has such a limit (Linux)."""
+    try:
+        import resource
+
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except (ImportError, OSError):
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    bounds = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min([used + MAX_BYTES, *bounds]), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    """Interrupt Python code of this thread after `MAX_SECONDS`, by tracing it line by line."""
+    end, before = time.monotonic() + MAX_SECONDS, sys.gettrace()
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        if time.monotonic() > end:
+            raise UserError(f"it ran for more than {MAX_SECONDS} seconds")
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
 def render(template: str, messages: list[dict[str, str]], tokenizer: FastTokenizer) -> str:
     """Apply a Jinja template, in a sandbox, to messages such as {"role": "user", "content": "Hello"}."""
     environment = _environment()
@@ -83,14 +125,17 @@ def render(template: str, messages: list[dict[str, str]], tokenizer: FastTokeniz
     names = {"tools": None, "documents": None, **(tokenizer.foreign.roles if tokenizer.foreign is not None else {})}
     pieces, length = [], 0
     try:
-        made = environment.from_string(checked(template)).generate(
-            messages=messages, add_generation_prompt=True, **names
-        )
-        for piece in made:
-            pieces.append(piece)
-            length += len(piece)
-            if length > MAX_CHARACTERS:
-                raise UserError(f"it made a text of more than {MAX_CHARACTERS:,} characters")
+        with _memory_limit(), _time_limit():
+            made = environment.from_string(checked(template)).generate(
+                messages=messages, add_generation_prompt=True, **names
+            )
+            for piece in made:
+                pieces.append(piece)
+                length += len(piece)
+                if length > MAX_CHARACTERS:
+                    raise UserError(f"it made a text of more than {MAX_CHARACTERS:,} characters")
+    except MemoryError:
+        raise UserError("the chat template failed: it needs too much memory") from None
     except Exception as error:  # a template is a program of someone else: it may fail in any way
         raise UserError(f"the chat template failed: {first_line(error)[:200]}") from error
     return "".join(pieces)
