@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -256,6 +257,125 @@ def test_tensors_of_vit_are_compared(copied: Callable[[str], Path]) -> None:
         assert complaint in refused(folder), content
     (folder / "preprocessor_config.json").unlink()
     assert "has no preprocessor_config.json" in refused(folder)
+
+
+def test_kinds_that_are_not_read_are_refused_with_the_reason(copied: Callable[[str], Path]) -> None:
+    for kind, complaint in (
+        ("whisper", "model_type = 'whisper' is not read: its features"),
+        ("mixtral", "mixtures of experts"),
+        ("blip", "model_type = 'blip' has no counterpart here"),
+    ):
+        folder = copied("llama")
+        change(folder, "config.json", model_type=kind)
+        assert complaint in refused(folder)
+
+
+def test_sizes_that_no_tensor_confirms_are_bounded(copied: Callable[[str], Path]) -> None:
+    for name, file, field, values in (
+        ("llama", "config.json", "max_position_embeddings", (ABSURD, 10**30, -3, 1)),
+        ("t5", "config.json", "n_positions", (ABSURD, -3)),
+        ("llama", "generation_config.json", "num_beams", (ABSURD, -3)),
+        ("t5", "generation_config.json", "num_beams", (ABSURD,)),
+        ("marian", "generation_config.json", "num_beams", (ABSURD,)),
+    ):
+        folder = copied(name)
+        for value in values:
+            change(folder, file, **{field: value})
+            assert field in refused(folder) and file in refused(folder)
+
+
+def test_a_table_with_more_rows_than_a_vocabulary_can_have_is_refused(copied: Callable[[str], Path]) -> None:
+    folder, rows = copied("llama"), 1 << 26
+    header = {"model.embed_tokens.weight": {"dtype": "F16", "shape": [rows, 1], "data_offsets": [0, 2 * rows]}}
+    content = json.dumps(header).encode()
+    with open(folder / "model.safetensors", "wb") as file:  # a sparse file
+        file.write(len(content).to_bytes(8, "little") + content)
+        file.truncate(8 + len(content) + 2 * rows)
+    change(folder, "config.json", vocab_size=rows, hidden_size=1, intermediate_size=1, num_hidden_layers=0)
+    assert f"vocab_size = {rows} is more than" in refused(folder)
+
+
+def test_headers_whose_tensors_overlap_or_overflow_are_refused(copied: Callable[[str], Path]) -> None:
+    path = copied("gpt2") / "model.safetensors"
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    sound = json.loads(data[8 : 8 + size])
+    name, other = "transformer.wte.weight", "transformer.wpe.weight"
+    for changes in (
+        {name: sound[name] | {"data_offsets": sound[other]["data_offsets"]}},
+        {name: sound[name] | {"shape": [2**62, 8]}},
+        {name: sound[name] | {"shape": [-1, 8]}},
+        {name: sound[name] | {"data_offsets": [-8, 8]}},
+        {name: sound[name] | {"data_offsets": [16, 8]}},
+        {name: sound[name] | {"dtype": "F4096"}},
+        {"x" * 10**6: sound[name]},
+    ):
+        header = json.dumps(sound | changes).encode()
+        path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + size :])
+        assert "model.safetensors is damaged or not a safetensors file" in refused(path.parent)
+
+
+def test_numbers_of_rope_that_mean_nothing_are_refused(copied: Callable[[str], Path]) -> None:
+    folder = copied("llama")
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    llama3 |= {"original_max_position_embeddings": 16, "rope_theta": 1e4}
+    for changes, complaint in (
+        ({"rope_type": "xpos"}, "rope_type = 'xpos' has no counterpart here"),
+        ({"rope_type": ["llama3"]}, "rope_type must be a string"),
+        ({"factor": float("nan")}, "factor must be a positive number, not nan"),
+        ({"factor": -8.0}, "factor must be a positive number"),
+        ({"rope_theta": float("inf")}, "rope_theta must be a positive number, not inf"),
+        ({"rope_theta": 0}, "rope_theta must be a positive number"),
+        ({"original_max_position_embeddings": 0.5}, "rope_original"),
+        ({"low_freq_factor": 4.0, "high_freq_factor": 4.0}, "rope_turns in ascending order"),
+    ):
+        change(folder, "config.json", rope_parameters=None, rope_theta=None, rope_scaling=llama3 | changes)
+        assert complaint in refused(folder), changes
+    for settings in ({"temperature": float("nan")}, {"temperature": -1}, {"top_p": 7}, {"top_k": -1}):
+        change(folder, "config.json", rope_scaling=None)
+        change(folder, "generation_config.json", do_sample=True, **settings)
+        assert next(iter(settings)) in refused(folder), settings
+        (folder / "generation_config.json").unlink()
+
+
+def test_a_tokenizer_that_lengthens_texts_without_bound_is_refused(copied: Callable[[str], Path]) -> None:
+    folder = copied("llama")
+    sound = json.loads((folder / "tokenizer.json").read_text())
+
+    def replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
+        return {"type": "Replace", "pattern": pattern, "content": content}
+
+    doubled = replace({"String": "a"}, "aa")
+    table = base64.b64encode((4).to_bytes(4, "little") + bytes(4) + b"a" * 5000 + b"\0").decode()
+    for normalizer in (
+        {"type": "Sequence", "normalizers": [doubled] * 40},
+        {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [doubled] * 20}] * 2},
+        {"type": "Sequence", "normalizers": [replace({"Regex": "x*"}, "aaaa")] * 9},
+        replace({"String": "a"}, "a" * 10**6),
+        {"type": "Prepend", "prepend": "a" * 10**6},
+        {"type": "Precompiled", "precompiled_charsmap": table},
+    ):
+        (folder / "tokenizer.json").write_text(json.dumps(sound | {"normalizer": normalizer}))
+        message = refused(folder)
+        assert "tokenizer.json" in message and ("normalizer can make a text" in message or "damaged" in message)
+
+
+def test_a_tokenizer_that_fails_is_named(copied: Callable[[str], Path]) -> None:
+    folder = copied("llama")
+    sound = json.loads((folder / "tokenizer.json").read_text())
+    words = {token["content"]: token["id"] for token in sound["added_tokens"]}
+    for changes in (
+        {"model": {"type": "WordLevel", "vocab": words, "unk_token": "[GONE]"}},
+        {"model": {"type": "Unigram", "vocab": [["<unk>", 0.0]], "unk_id": 7}},
+        {"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}]}},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}},
+        {"added_tokens": [{"id": 10**20, "content": "x", "special": True}]},
+        {"added_tokens": 3},
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "//8="}},
+    ):
+        (folder / "tokenizer.json").write_text(json.dumps(sound | changes))
+        assert "tokenizer" in refused(folder), changes
 
 
 def test_invalid_tokenizer_files_are_named(copied: Callable[[str], Path]) -> None:

@@ -14,6 +14,8 @@ from regard.models import SequenceModel, build
 from regard.recipes.schema import Recipe, SizedSettings
 from regard.text import Tokenizer
 
+MAX_ROWS = 1 << 21  # of a table of tokens or positions: there are lists of as many Python objects
+MAX_POSITIONS = 1 << 24
 ACTIVATIONS = {  # theirs -> ours
     "relu": "relu",
     "gelu": "gelu",
@@ -107,7 +109,17 @@ def rows(folder: HFFolder, name: str, default: int | None, header: Mapping[str, 
     size, info = count(folder, name, default), header[tensor]
     if info.shape[:1] != (size,):
         raise folder.config.error(name, f"= {size}, but {tensor} has shape {info.shape} in {info.file.name}")
+    if size > MAX_ROWS:
+        raise folder.config.error(name, f"= {size} is more than {MAX_ROWS:,}")
     return size
+
+
+def context(folder: HFFolder, name: str, default: int) -> int:
+    """A context length in config.json that no tensor confirms; zero and null are the default."""
+    value = folder.config.integer(name) or default
+    if not 2 <= value <= MAX_POSITIONS:
+        raise folder.config.error(name, f"= {short_repr(value)} is not a possible number of positions")
+    return value
 
 
 def fraction(folder: HFFolder, name: str, default: float) -> float:

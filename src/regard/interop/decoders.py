@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.interop.common import Imported, activation, count, fraction, layers, rows
+from regard.interop.common import Imported, activation, context, count, fraction, layers, rows
 from regard.interop.fast_tokenizers import FILE, read_fast_tokenizer, reads_bos, roles, vocabulary_of
 from regard.interop.generation import sampling
 from regard.interop.gpt2 import unused_ids
@@ -113,7 +113,7 @@ class DecoderImporter:
         groups = heads if folder.setting("num_key_value_heads") is None else count(folder, "num_key_value_heads")
         features = self.head_width if folder.setting("head_dim") is None else count(folder, "head_dim")
         biases = self.biases is None or bool(config.boolean("attention_bias", self.biases))
-        positions = config.integer("max_position_embeddings") or 2048
+        positions = context(folder, "max_position_embeddings", 2048)
         return {
             "width": width,
             "heads": heads,

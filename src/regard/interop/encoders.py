@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.errors import UserError
 from regard.interop.bert import class_names
-from regard.interop.common import Imported, activation, architecture, count, fraction, layers, rows
+from regard.interop.common import Imported, activation, architecture, context, count, fraction, layers, rows
 from regard.interop.fast_tokenizers import FILE, read_fast_tokenizer, spelled, vocabulary_of
 from regard.interop.hf_folder import HFFolder, TensorInfo, short_repr
 from regard.interop.name_map import Entry, IgnoredTensors, TensorMap, VocabularyRows, layered
@@ -188,7 +188,7 @@ class EncoderImporter:
             "global_layers": full,
             "pooling": {"cls": "first"}.get(pooling, pooling),
             "pooler_norm": True,
-            "max_positions": config.integer("max_position_embeddings") or 8192,
+            "max_positions": context(folder, "max_position_embeddings", 8192),
         }
 
     # -- tensors -------------------------------------------------------------------------------------------------------

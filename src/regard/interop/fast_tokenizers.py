@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,9 +13,10 @@ from regard.interop.common import token
 from regard.interop.hf_folder import Fields, HFFolder, short_repr
 from regard.interop.vocabularies import Specials, VocabularyLayout, checked_vocabulary
 from regard.text import Tokenizer
-from regard.text.fast_tokenizer import FastTokenizer, load_library
+from regard.text.fast_tokenizer import FastTokenizer, library_errors, load_library
 
 FILE = "tokenizer.json"
+MAX_GROWTH = 1000  # of a text by a normalizer; NFKC has 18
 
 
 @dataclass(frozen=True)
@@ -70,11 +73,33 @@ def vocabulary_of(folder: HFFolder, rows: int) -> dict[str, int]:
 
 
 def _library(folder: HFFolder) -> Any:
-    folder.json(FILE)  # checks the text
+    whole = folder.json(FILE)  # checks the text
     try:
-        return load_library(folder.text(FILE))
+        made = load_library(folder.text(FILE))
     except UserError as error:
-        raise UserError(f"{folder.path / FILE}: {error}") from error
+        raise UserError(f"{whole.where}: {error}") from error
+    if (growth := _growth(whole.content.get("normalizer"))) > MAX_GROWTH:
+        raise whole.error("normalizer", f"can make a text {growth:.2g} times as long: at most {MAX_GROWTH} is allowed")
+    return made
+
+
+def _growth(normalizer: Any) -> float:
+    """By how many times a normalizer can lengthen a text, in characters, at most."""
+    if not normalizer:
+        return 1.0
+    if (kind := normalizer["type"]) == "Sequence":
+        return math.prod(map(_growth, normalizer["normalizers"]))
+    if kind == "Prepend":
+        return 1.0 + len(normalizer["prepend"])
+    if kind == "Replace":
+        pattern, length = normalizer["pattern"], len(normalizer["content"])
+        if "String" in pattern:
+            return max(1.0, length / max(1, len(pattern["String"])))
+        return 1.0 + length  # an expression may match the empty string between any two characters
+    if kind == "Precompiled":  # SentencePiece's: a trie, then the replacements, which end in NUL
+        table = base64.b64decode(normalizer["precompiled_charsmap"])
+        return max(1.0, *map(len, table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")))
+    return 18.0  # of NFKC; the others lengthen less
 
 
 def read_fast_tokenizer(
@@ -101,14 +126,18 @@ def read_fast_tokenizer(
     except (TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{whole.where} is damaged: {error}") from error
     tokenizer.foreign = replace(layout.foreign(tags, words), roles=folder.specials)
-    tokenizer.encode("a")
+    try:
+        tokenizer.encode("a")
+    except UserError as error:
+        raise UserError(f"{whole.where}: {error}") from error
     return tokenizer
 
 
 def surrounding(folder: HFFolder) -> tuple[list[int], list[int]]:
     """The ids that their tokenizer adds before and after every text."""
     made = _library(folder)
-    plain, whole = (made.encode("a", add_special_tokens=adds).ids for adds in (False, True))
+    with library_errors(f"{folder.path / FILE}: the tokenizer fails on a text"):
+        plain, whole = (made.encode("a", add_special_tokens=adds).ids for adds in (False, True))
     start = next((i for i in range(len(whole) + 1) if whole[i : i + len(plain)] == plain), 0)
     before, after = whole[:start], whole[start + len(plain) :]
     adds_bos = folder.json("tokenizer_config.json").boolean("add_bos_token")

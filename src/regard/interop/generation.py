@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from regard.interop.hf_folder import HFFolder, short_repr
+from regard.interop.hf_folder import Fields, HFFolder, short_repr
 
+MAX_BEAMS = 1000
 TOP_K = 50  # of transformers, if sampling is on and top_k is not set
 
 
 def sampling(folder: HFFolder) -> dict[str, Any]:
     """Our decoding settings of a decoder: those of sampling if it is on, else greedy search or the beams."""
     given = folder.json("generation_config.json")
-    settings: dict[str, Any] = {"method": "beam", "beam": given.integer("num_beams") or 1, "length_penalty": 0.0}
+    settings: dict[str, Any] = {"method": "beam", "beam": _beam(given) or 1, "length_penalty": 0.0}
     if given.boolean("do_sample", False):
         top_k = given.integer("top_k")
         settings = {"method": "sample", "top_k": TOP_K if top_k is None else top_k}
@@ -20,8 +22,20 @@ def sampling(folder: HFFolder) -> dict[str, Any]:
             name: given.content[name] for name in ("temperature", "top_p") if given.content.get(name) is not None
         }
     penalty = given.content.get("repetition_penalty")
-    if isinstance(penalty, int | float) and penalty >= 1:
+    if isinstance(penalty, int | float) and 1 <= penalty < math.inf:
         settings["repetition_penalty"] = penalty
     elif penalty is not None:
-        raise given.error("repetition_penalty", f"must be at least 1, not {short_repr(penalty)}")
+        raise given.error("repetition_penalty", f"must be a number from 1, not {short_repr(penalty)}")
     return settings
+
+
+def beams(folder: HFFolder, default: int) -> int:
+    """The beams of generation_config.json or config.json."""
+    return _beam(folder.json("generation_config.json")) or _beam(folder.config) or default
+
+
+def _beam(fields: Fields) -> int | None:
+    beam = fields.integer("num_beams")
+    if beam is not None and not 0 <= beam <= MAX_BEAMS:
+        raise fields.error("num_beams", f"= {short_repr(beam)} is not from 1 to {MAX_BEAMS}")
+    return beam

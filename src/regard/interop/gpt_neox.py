@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from regard.interop import gpt2
-from regard.interop.common import Imported, activation, count, fraction, hf_activation, layers, rows
+from regard.interop.common import Imported, activation, context, count, fraction, hf_activation, layers, rows
 from regard.interop.gpt2 import constants, defaults, files
 from regard.interop.hf_folder import HFFolder, TensorInfo
 from regard.interop.name_map import Entry, IgnoredTensors, VocabularyRows, layered
@@ -84,7 +84,7 @@ def read(folder: HFFolder, header: Mapping[str, TensorInfo]) -> Imported:
         "ffn_width": count(folder, "intermediate_size", 24576),
         "dropout": fraction(folder, "hidden_dropout", 0.0),
         "activation": activation(folder, "hidden_act", "gelu"),
-        "max_positions": folder.config.integer("max_position_embeddings") or 2048,
+        "max_positions": context(folder, "max_position_embeddings", 2048),
         "positions": "rotary",
         "position_base": folder.setting("rotary_emb_base", 10000) if theta is None else theta,
         "tie_embeddings": folder.config.boolean("tie_word_embeddings", False),

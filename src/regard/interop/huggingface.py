@@ -77,6 +77,13 @@ CONVERTERS: dict[str, Converter] = {  # by model_type of config.json
     "vit": vit,
 }
 IMPORTERS: dict[str, Importer] = {**CONVERTERS, **DECODERS, **ENCODERS, **TRANSLATORS, **T5}
+NOT_READ = {  # models that people ask for, and why they have no counterpart
+    "whisper": "its features (centred frames, Slaney's mel scale, a fixed scale of loudness, windows of 30 seconds "
+    "padded with silence) and its convolutions are not those of the speech models here",
+    "mixtral": "mixtures of experts have no counterpart here",
+    "qwen2_moe": "mixtures of experts have no counterpart here",
+    "qwen3_moe": "mixtures of experts have no counterpart here",
+}
 BY_FAMILY: dict[str, list[Converter]] = {  # by model.family of a recipe
     "gpt": [gpt2, gpt_neox],
     "bert": [bert],
@@ -90,6 +97,8 @@ def import_folder(path: str | Path, out: str | Path) -> RunDir:
     """Convert a Hugging Face directory to a run: `import_folder("gpt2", "runs/gpt2")`."""
     folder = HFFolder(path)
     kind = folder.setting("model_type")
+    if kind in NOT_READ:
+        raise UserError(f"{folder.path}: model_type = {short_repr(kind)} is not read: {NOT_READ[kind]}")
     if not isinstance(kind, str) or kind not in IMPORTERS:
         raise UserError(
             f"{folder.path}: model_type = {short_repr(kind)} has no counterpart here ({', '.join(IMPORTERS)} have)"

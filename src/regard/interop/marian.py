@@ -27,6 +27,7 @@ from regard.interop.common import (
     token,
     unsupported_settings,
 )
+from regard.interop.generation import beams
 from regard.interop.hf_folder import Files, HFFolder, TensorInfo, as_json, short_repr
 from regard.interop.name_map import Entry, IgnoredTensors, VocabularyRows, layered
 from regard.interop.vocabularies import (
@@ -145,12 +146,11 @@ def imported(folder: HFFolder, header: Mapping[str, TensorInfo], **ours: Any) ->
         "output_bias": True,
         **ours,
     }
-    beams = folder.json("generation_config.json").integer("num_beams") or folder.config.integer("num_beams") or 4
     recipe = {
         "data": {"imported": "pairs"},
         "text": {"unit": source.unit, "vocabulary": max(260, len(source), len(target)), "shared": shared},
         "model": settings,
-        "decoding": {"beam": beams},
+        "decoding": {"beam": beams(folder, 4)},
     }
     return Imported(Recipe.model_validate(recipe), source, target)
 

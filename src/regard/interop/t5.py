@@ -1,9 +1,9 @@
-"""Import T5, T5 v1.1, Flan-T5 and mT5.
+"""Import T5, T5 v1.1, Flan-T5, mT5 and UMT5.
 
 They have no biases, RMS norms before each sub-layer, and positions as a bias of the scores, which the first layer has
-for all of them; ours have one each. Their scores are not divided by the root of the head width, so queries are
-multiplied by it here. The first T5 divides the decoder's output by the root of its width: that becomes part of the last
-norm.
+for all of them (in UMT5 every layer has its own); ours have one each. Their scores are not divided by the root of the
+head width, so queries are multiplied by it here. The first T5 and UMT5 divide the decoder's output by the root of its
+width, if embeddings are tied: that becomes part of the last norm.
 """
 
 from __future__ import annotations
@@ -14,13 +14,23 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from regard.errors import UserError
-from regard.interop.common import ACTIVATIONS, Imported, architecture, count, end_of_text, fraction, layers, rows
+from regard.interop.common import (
+    ACTIVATIONS,
+    Imported,
+    architecture,
+    context,
+    count,
+    end_of_text,
+    fraction,
+    layers,
+    rows,
+)
 from regard.interop.common import token as token_id
 from regard.interop.decoders import Affine, StackedRows
 from regard.interop.fast_tokenizers import FILE, read_fast_tokenizer, spelled, surrounding, vocabulary_of
+from regard.interop.generation import beams
 from regard.interop.hf_folder import HFFolder, TensorInfo, short_repr
 from regard.interop.name_map import COPIED, SAME, STACKED, Entry, IgnoredTensors, TensorMap, VocabularyRows
-from regard.interop.translators import beams
 from regard.interop.vocabularies import ids_of
 from regard.models.transformer_settings import TransformerSettings
 from regard.recipes.schema import Recipe
@@ -37,6 +47,7 @@ class T5Importer:
 
     feed_forward: str = "relu"  # default of feed_forward_proj
     scales: bool = True  # whether models with tied embeddings divide the decoder's output by the root of its width
+    own_positions: bool = False  # whether every layer has its own table of relative positions
 
     def canonical(self, header: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
         return dict(header)
@@ -88,7 +99,7 @@ class T5Importer:
             "positions": "bucketed",
             "position_buckets": count(folder, "relative_attention_num_buckets", 32),
             "position_distance": _distance(folder),
-            "max_positions": folder.config.integer("n_positions") or 512,
+            "max_positions": context(folder, "n_positions", 512),
             "scale_embeddings": False,
         }
 
@@ -129,8 +140,9 @@ class T5Importer:
                     table += _feed_forward(settings, f"{theirs}.DenseReluDense", ours)
                 else:
                     table += _attention(settings, theirs, ours)
-            bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-            table.append(Entry(bias, f"{side}.{layer}.self_attn.score.bias", COPIED))
+            owner, transform = (layer, SAME) if self.own_positions else (0, COPIED)
+            bias = f"{side}.block.{owner}.layer.0.SelfAttention.relative_attention_bias.weight"
+            table.append(Entry(bias, f"{side}.{layer}.self_attn.score.bias", transform))
         return table
 
 
@@ -181,4 +193,5 @@ def _tokenizer(folder: HFFolder, size: int) -> Tokenizer:
 T5 = {  # by model_type
     "t5": T5Importer(),
     "mt5": T5Importer("gated-gelu", scales=False),
+    "umt5": T5Importer("gated-gelu", own_positions=True),
 }

@@ -13,6 +13,7 @@ from regard.interop import marian
 from regard.interop.common import Imported, activation, count, end_of_text, fraction, layers, rows, token
 from regard.interop.encoders import OFFSET, WithoutFirst
 from regard.interop.fast_tokenizers import FILE, read_fast_tokenizer, spelled, surrounding, vocabulary_of
+from regard.interop.generation import beams
 from regard.interop.hf_folder import HFFolder, TensorInfo, short_repr
 from regard.interop.marian import BIAS, NEG_LOGIT, OUTPUT, SEPARATE, SHARED
 from regard.interop.name_map import Entry, IgnoredTensors, TensorMap, VocabularyRows, inverse, layered
@@ -116,11 +117,6 @@ TRANSLATORS = {  # by model_type
     "mbart": TranslatorImporter(norm_first=True, learned=True, embedding_norm=True, output_bias=True),
     "m2m_100": TranslatorImporter(norm_first=True, learned=False, embedding_norm=False, output_bias=False),
 }
-
-
-def beams(folder: HFFolder, default: int) -> int:
-    """The beams of generation_config.json or config.json."""
-    return folder.json("generation_config.json").integer("num_beams") or folder.config.integer("num_beams") or default
 
 
 def _tokenizer(folder: HFFolder, size: int) -> tuple[Tokenizer, dict[str, str]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -24,15 +25,21 @@ from regard.text.tokenizers import (
 METASPACE = SentencePieceTokenizer.space
 
 
+@contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """Turn the exceptions of the library into errors in one line."""
+    try:
+        yield
+    except BaseException as error:  # the library raises plain Exception; its panics are not even that
+        if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | MemoryError | UserError):
+            raise
+        raise UserError(f"{what}: {str(error).partition(chr(10))[0][:200]}") from None
+
+
 def load_library(text: str) -> library.Tokenizer:
     """Parse `tokenizer.json`; a damaged one is an error in one line."""
-    try:
+    with library_errors("the tokenizer is damaged"):
         made = library.Tokenizer.from_str(text)
-    except BaseException as error:  # the library raises plain Exception; its panics are not even that
-        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
-            raise
-        reason = str(error).partition("\n")[0][:200]
-        raise UserError(f"the tokenizer is damaged: {reason}") from None
     made.no_truncation()
     made.no_padding()
     return made
@@ -85,10 +92,11 @@ class FastTokenizer(Tokenizer):
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         ids = self._ids
-        try:
-            encodings = self._library.encode_batch_fast(texts, add_special_tokens=False)
-        except TypeError as error:  # raised by the library for a lone surrogate
-            raise UserError(f"text that is not valid Unicode: {invalid(texts)}") from error
+        with library_errors("the tokenizer fails on a text"):
+            try:
+                encodings = self._library.encode_batch_fast(texts, add_special_tokens=False)
+            except TypeError as error:  # raised by the library for a lone surrogate
+                raise UserError(f"text that is not valid Unicode: {invalid(texts)}") from error
         return [[ids.get(token, UNK) for token in encoding.ids] for encoding in encodings]
 
     def encode_with_specials(self, text: str) -> list[int]:
@@ -96,7 +104,8 @@ class FastTokenizer(Tokenizer):
         assert self.foreign is not None
         made = load_library(self.model)
         ours = {theirs: index for index, theirs in enumerate(self.foreign.ids)}
-        return [ours.get(token, UNK) for token in made.encode(text, add_special_tokens=False).ids]
+        with library_errors("the tokenizer fails on a text"):
+            return [ours.get(token, UNK) for token in made.encode(text, add_special_tokens=False).ids]
 
     def specials_in(self, text: str) -> list[str]:
         """The special tokens that a text spells."""
