@@ -16,11 +16,13 @@ from test_huggingface import marian_folder, transformers
 
 from regard.cli import run as run_command
 from regard.errors import UserError
-from regard.interop import import_folder
+from regard.interop import agreement, import_folder
+from regard.interop.exported import verify
 from regard.interop.peft import export_adapter, import_adapter
 from regard.interop.vocabularies import ids_of
 from regard.nn.lora import is_adapter
 from regard.packed import PackedTokens, SeqBatch
+from regard.registry import EXPORTERS
 from regard.run_dir import RunDir
 
 if os.environ.get("CI"):
@@ -81,6 +83,27 @@ def test_files_of_peft_load(base: tuple[Path, RunDir], tmp_path: Path, targets: 
     before, after = (load_file(path / "adapter_model.safetensors") for path in (tmp_path / "adapter", again))
     if targets == ["q_proj", "v_proj"]:
         assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize(("kind", "to"), [("llama", "ctranslate2"), ("marian", "huggingface")])
+def test_exports_have_the_adapters_in_their_weights(
+    base: tuple[Path, RunDir], kind: str, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreement, "MAX_TEXTS", 6)
+    folder, run = base
+    if kind == "marian":
+        folder = tmp_path / "theirs"
+        marian_folder(folder)
+        run = import_folder(folder, tmp_path / "base")
+    theirs = fresh(folder) if kind == "llama" else transformers.MarianMTModel.from_pretrained(folder)
+    config = peft.LoraConfig(r=3, lora_alpha=5, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    peft.get_peft_model(theirs, config).save_pretrained(tmp_path / "adapter")
+    tuned = import_adapter(tmp_path / "adapter", run, tmp_path / "run")
+    found = verify(tuned, EXPORTERS[to](tuned, tmp_path / "out"), to)
+    assert found is not None and all(each.equal + each.ties == 6 for each in found)
+    if kind == "llama":
+        with pytest.raises(UserError, match="the export differs"):
+            verify(run, tmp_path / "out", to)
 
 
 def test_training_changes_adapters_only_and_peft_reads_them(

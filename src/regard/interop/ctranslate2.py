@@ -25,6 +25,7 @@ from regard.interop.portable import (
 from regard.models import SequenceModel
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
+from regard.nn import lora
 from regard.nn.blocks import GATED
 from regard.nn.norms import LayerNorm
 from regard.registry import EXPORTERS
@@ -64,6 +65,7 @@ def export_ctranslate2(run: RunDir, path: Path) -> Path:
         raise UserError("; ".join(problems))
     require("ctranslate2", "ctranslate2")
     model = run.model("cpu")
+    lora.merge(model)
     spec = (_translator if family == "transformer" else _decoder)(run, model)
     template = "$A </s>" if family == "transformer" else text_template(run)
     settings: Any = run.recipe.model

@@ -26,6 +26,7 @@ from regard.interop.hf_folder import Files, HFFolder, TensorInfo, short_repr
 from regard.interop.name_map import Entry, IgnoredTensors, TensorMap
 from regard.interop.t5 import T5
 from regard.interop.translators import TRANSLATORS
+from regard.nn import lora
 from regard.recipes.schema import Recipe
 from regard.registry import EXPORTERS
 from regard.run_dir import RunDir
@@ -136,6 +137,15 @@ def chat_template(folder: HFFolder) -> str | None:
     return template if isinstance(template, str) else None
 
 
+def _weights(run: RunDir) -> Tensors:
+    """The best weights in float32, with adapters added."""
+    if run.recipe.training.adapter == "none":
+        return {name: tensor.float() for name, tensor in tensor_io.load(run.best)[0].items()}
+    model = run.model("cpu")
+    lora.merge(model)
+    return tensor_io.model_tensors(model)
+
+
 def _tensor_map(converter: Converter, imported: Imported) -> TensorMap:
     recipe, source, target = imported.recipe, cast(Tokenizer, imported.source), cast(Tokenizer, imported.target)
     table = converter.entries(recipe, source, target), converter.ignored(recipe)
@@ -215,7 +225,7 @@ def export_run(run: RunDir, path: str | Path) -> Path:
         config["label2id"] = {name: number for number, name in enumerate(run.classes)}
     if not run.best.exists():
         raise UserError(f"{run.path} has no {run.best.name} yet: training has not reached its first validation")
-    loaded = {name: tensor.float() for name, tensor in tensor_io.load(run.best)[0].items()}
+    loaded = _weights(run)
     table, ignored = converter.entries(recipe, source, target), converter.ignored(recipe)
     tensors = name_map.to_theirs(loaded, table, ignored, run.best) | converter.constants(recipe)
     if converter is marian:

@@ -35,6 +35,7 @@ from regard.interop.portable import (
 from regard.models.bert import Bert
 from regard.models.gpt import GPT
 from regard.models.transformer import Transformer
+from regard.nn import lora
 from regard.registry import EXPORTERS
 from regard.run_dir import RunDir
 from regard.text import BOS, EOS, PAD
@@ -61,6 +62,7 @@ def export_onnx(run: RunDir, path: Path) -> Path:
     for package in ("onnx", "onnxscript", "onnxruntime"):
         require(package, "onnx")
     model = run.model("cpu")
+    lora.merge(model)
     with new_folder(path) as folder, torch.no_grad():
         write = {"transformer": _write_transformer, "gpt": _write_gpt, "bert": _write_bert}[family]
         write_files(folder, write(run, model, folder))

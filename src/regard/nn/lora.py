@@ -80,6 +80,20 @@ def _add(linear: nn.Linear, rows: dict[str, int], chosen: dict[str, int], rank: 
         nn.init.kaiming_uniform_(matrix, a=math.sqrt(5))
 
 
+@torch.no_grad()
+def merge(model: nn.Module) -> None:
+    """Add the adapters of a model to its weights, and remove them."""
+    for linear in model.modules():
+        if not isinstance(linear, LoRALinear):
+            continue
+        blocks = linear.weight.split(list(linear.rows.values()))
+        for name, block in zip(linear.rows, blocks, strict=True):
+            if name in linear.lora_a:
+                block += linear.scale * linear.lora_b[name] @ linear.lora_a[name]
+        del linear.lora_a, linear.lora_b
+        linear.__class__ = nn.Linear  # type: ignore[assignment]
+
+
 def is_adapter(name: str) -> bool:
     """Whether a parameter belongs to an adapter, by its name."""
     return ".lora_a." in name or ".lora_b." in name
