@@ -61,6 +61,38 @@ def test_a_glossary_and_other_translations(translator: Page) -> None:
     assert translator.locator("#output").inner_text().split() == chosen.split()
 
 
+def test_other_translations_are_those_of_the_sentence_of_the_word(translator: Page) -> None:
+    text = "this cat is very large. the dog sees a house.\nthis cat"
+    with translator.expect_response("**/v1/translate") as answered:
+        translator.fill("#source", text)
+    sentences = answered.value.json()["translations"][0]["sentences"]
+    assert [one["source"] for one in sentences] == ["this cat is very large.", "the dog sees a house.", "this cat"]
+    words = translator.locator("#output button")
+    words.first.wait_for()
+    count, second = words.count(), len(sentences[0]["text"].split())
+    words.nth(second).click()
+    others = translator.locator("#choices button")
+    others.first.wait_for()
+    chosen = others.first.inner_text()
+    others.first.click()
+    translator.locator("#choices").wait_for(state="hidden")
+    expected = [*sentences[0]["text"].split(), *chosen.split(), *sentences[2]["text"].split()]
+    assert translator.locator("#output").inner_text().split() == expected
+    after = count + len(chosen.split()) - len(sentences[1]["text"].split())
+    assert words.count() in (0, after)  # none if the model goes on after the choice
+    if words.count():
+        words.last.hover()
+        assert translator.locator("#source-words .linked").count() >= 1
+
+
+def test_models_that_do_not_translate_are_not_offered(translator: Page) -> None:
+    listed = [{"id": "stories", "task": "generate"}, {"id": "en-es", "task": "translate"}]
+    translator.route("**/v1/models", lambda route: route.fulfill(json={"data": listed}))
+    translator.reload()
+    translator.locator("#model option").first.wait_for(state="attached")
+    assert translator.locator("#model option").all_inner_texts() == ["en-es"]
+
+
 def test_a_long_subtitle_file_is_sent_in_parts(translator: Page, tmp_path: Path) -> None:
     file = tmp_path / "long.srt"
     file.write_text("\n".join(f"{n}\n00:00:01,000 --> 00:00:02,000\ndog\n" for n in range(1, 302)), "utf-8")

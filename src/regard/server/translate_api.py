@@ -48,6 +48,7 @@ class TranslatedText(BaseModel):
     alignment: list[list[int]] | None = None
     words: list[dict[str, Any]] | None = None
     source_words: list[str] | None = None
+    sentences: list[dict[str, str]] | None = Field(None, description="with the alignment: each sentence and its best")
     unmet: list[str] | None = Field(None, description="requirements of the glossary that could not be met")
     truncated: bool = Field(False, description="whether the text was longer than the model reads")
 
@@ -124,6 +125,8 @@ def _translated(
     if options.alignment:
         answer.alignment = [list(link) for link in document.alignment()]
         answer.source_words = document.source_words
+        sentences = zip(document.document.sentences, document.answers, strict=True)
+        answer.sentences = [{"source": sentence, "text": best.texts[0]} for sentence, best in sentences]
     if options.alignment or options.confidence:
         words = document.words(translator, model.calibration)
         answer.words = [

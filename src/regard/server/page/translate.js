@@ -102,16 +102,33 @@ function mark(j) {
   for (const word of $("output").children) word.classList.toggle("linked", word.dataset.target === String(j));
 }
 
-// Lines of a plain text correspond: other translations are those of the word's line, from the word on.
+// The sentence of the translation with the character `start`: its texts, where it begins, and how many words are before.
+function sentenceAt(start) {
+  let at = 0, sourceWords = 0, targetWords = 0;
+  for (const entry of last.sentences ?? []) {
+    const { source, text } = entry;
+    const begin = last.text.indexOf(text, at);
+    if (begin < 0) break; // with placeholders, which are not in the sentence
+    at = begin + text.length;
+    if (start < at) return { entry, source, text, begin, sourceWords, targetWords };
+    sourceWords += countWords(source);
+    targetWords += countWords(text);
+  }
+  const line = last.text.slice(0, start).split("\n").length - 1; // lines correspond
+  const begin = last.text.lastIndexOf("\n", start - 1) + 1;
+  return { source: $("source").value.split("\n")[line] ?? "", text: last.text.split("\n")[line], begin };
+}
+
+const countWords = (text) => text.split(/\s+/).filter(Boolean).length;
+
 async function choose(start) {
-  const line = last.text.slice(0, start).split("\n").length - 1;
-  const before = last.text.slice(last.text.lastIndexOf("\n", start - 1) + 1, start).trim();
-  const list = $("choices"), q = $("source").value.split("\n")[line] ?? "";
+  const sentence = sentenceAt(start), before = last.text.slice(sentence.begin, start).trim();
+  const list = $("choices");
   try {
-    const [found] = await call(request(q, { alternatives: 7, prefix: before || undefined }));
+    const [found] = await call(request(sentence.source, { alternatives: 7, prefix: before || undefined }));
     const texts = new Set([found.text, ...found.alternatives.map((other) => other.text)]);
-    texts.delete(last.text.split("\n")[line]);
-    list.replaceChildren(...[...texts].map((text) => choice(text, line)));
+    texts.delete(sentence.text);
+    list.replaceChildren(...[...texts].map((text) => choice(text, sentence)));
     list.hidden = !list.children.length;
     $("status").textContent = list.hidden ? "There are no other translations from this word on." : "";
     list.querySelector("button")?.focus();
@@ -120,17 +137,16 @@ async function choose(start) {
   }
 }
 
-function choice(text, line) {
+function choice(text, sentence) {
   const item = document.createElement("li"), element = document.createElement("button");
   element.type = "button";
   element.textContent = text;
   element.addEventListener("click", async () => {
-    const lines = last.text.split("\n");
-    lines[line] = text;
-    last = { text: lines.join("\n") };
-    if (lines.length === 1) { // the server gives the links and confidences of the choice, unless it goes on after it
-      const [again] = await call(request($("source").value, { prefix: text }));
-      if (again.text === text) last = again;
+    try { // the server gives the links and confidences of the choice, unless it goes on after it
+      const [again] = await call(request(sentence.source, { prefix: text }));
+      last = replaced(sentence, text, again.text === text && sentence.entry ? again : null);
+    } catch {
+      last = replaced(sentence, text, null);
     }
     $("choices").hidden = true;
     show();
@@ -138,6 +154,26 @@ function choice(text, line) {
   });
   item.append(element);
   return item;
+}
+
+// The translation with another text for a sentence; `answer` has the words and links of that text, if known.
+function replaced(sentence, text, answer) {
+  const whole = last.text.slice(0, sentence.begin) + text + last.text.slice(sentence.begin + sentence.text.length);
+  if (!answer || !last.words) return { text: whole };
+  const { sourceWords, targetWords } = sentence;
+  const sourceEnd = sourceWords + countWords(sentence.source), targetEnd = targetWords + countWords(sentence.text);
+  const shift = countWords(text) - countWords(sentence.text);
+  return {
+    ...last,
+    text: whole,
+    words: [...last.words.slice(0, targetWords), ...answer.words, ...last.words.slice(targetEnd)],
+    alignment: [
+      ...last.alignment.filter(([i]) => i < sourceWords),
+      ...answer.alignment.map(([i, j]) => [i + sourceWords, j + targetWords]),
+      ...last.alignment.filter(([i]) => i >= sourceEnd).map(([i, j]) => [i, j + shift]),
+    ],
+    sentences: last.sentences.map((one) => (one === sentence.entry ? { ...one, text } : one)),
+  };
 }
 
 function soon() {
@@ -164,7 +200,9 @@ async function models() {
   try {
     const key = $("key").value;
     const answer = await (await fetch("v1/models", { headers: key ? { Authorization: `Bearer ${key}` } : {} })).json();
-    $("model").replaceChildren(...(answer.data ?? []).map(({ id }) => new Option(id, id)));
+    const translators = (answer.data ?? []).filter(({ task }) => task === "translate");
+    $("model").replaceChildren(...translators.map(({ id }) => new Option(id, id)));
+    if (answer.data && !translators.length) $("status").textContent = "This server has no translation model.";
   } catch {
     $("model").replaceChildren();
   }
@@ -180,8 +218,12 @@ $("key").addEventListener("change", async () => { await models(); translate(); }
 $("file").addEventListener("change", (event) => event.target.files[0] && openFile(event.target.files[0]));
 $("save").addEventListener("click", save);
 $("copy").addEventListener("click", async () => {
-  await navigator.clipboard.writeText(last?.text ?? "");
-  $("status").textContent = "Copied.";
+  try { // browsers allow it on this machine and over TLS
+    await navigator.clipboard.writeText(last?.text ?? "");
+    $("status").textContent = "Copied.";
+  } catch {
+    $("status").textContent = "The browser does not allow copying here: select the text instead.";
+  }
 });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") $("choices").hidden = true;
