@@ -1,10 +1,10 @@
 """What streaming a text costs: tokens per second of a language model offline, served whole, and served as a stream.
 
-    python -m bench.serve_stream [--size small] [--tokens 200] [--clients 1 8] [--repeats 5] [--threads 2]
+    python -m bench.serve_stream [RUN] [--size small] [--tokens 200] [--clients 1 8] [--repeats 5] [--threads 2]
 
-A GPT with random weights continues prompts greedily by up to --tokens tokens. Offline: one prompt at a time in a
-process of its own. Served: clients of `/v1/completions` that send one request after another, for whole answers and for
-server-sent events. They take turns, and the medians are printed with the least and greatest values.
+RUN, or a GPT with random weights, continues prompts greedily by up to --tokens tokens. Offline: one prompt at a time in
+a process of its own. Served: clients of `/v1/completions` that send one request after another, for whole answers and
+for server-sent events. They take turns, and the medians are printed with the least and greatest values.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from bench.machine import heading
 
 PORT, REQUESTS = 8766, 4  # of each client
 WORDS = 8000
+RANDOM_PROMPTS = [f"w{n} w6" for n in range(5, 200)]
+NAMES = ("Tom", "Lily", "Ben", "Mia", "Sam", "Anna", "Max", "Sue", "Tim", "Amy", "Jack", "Lucy", "Leo", "Ella", "Bob")
+STORY_PROMPTS = [f"{start} {name}" for start in ("Once upon a time", "One day", "The dog saw") for name in NAMES]
 
 
 def write(folder: Path, size: str, tokens: int) -> None:
@@ -49,39 +52,43 @@ def write(folder: Path, size: str, tokens: int) -> None:
     tensor_io.save(run.best, tensor_io.model_tensors(run.fresh_model()), {"step": 0, "weights": "random"})
 
 
-def offline(folder: Path, tokens: int, threads: int) -> float:
+def offline(folder: Path, prompts: list[str], tokens: int, threads: int) -> float:
     """Tokens per second of one prompt after the other, in a process of its own."""
     code = (
         "import sys, time, regard; model = regard.load(sys.argv[1], device='cpu'); tokens = int(sys.argv[2]);"
-        "generate = model.generator(method='beam', beam=1); generate(['w5 w6'], tokens=tokens);"
-        "begin = time.perf_counter(); found = [generate([f'w{n} w6'], tokens=tokens)[0] for n in range(10, 14)];"
+        "generate = model.generator(method='beam', beam=1); generate(sys.argv[3:4], tokens=tokens);"
+        "begin = time.perf_counter(); found = [generate([one], tokens=tokens)[0] for one in sys.argv[4:]];"
         "count = sum(len(each.hypotheses[0].tokens) for each in found); print(count / (time.perf_counter() - begin))"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    command = [sys.executable, "-c", code, str(folder), str(tokens)]
+    command = [sys.executable, "-c", code, str(folder), str(tokens), *prompts[: 1 + REQUESTS]]
     return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
 
 def ask(prompt: str, tokens: int, stream: bool) -> int:
-    """Send a request; return the number of tokens of the answer (an event has one)."""
+    """Send a request; return the number of tokens of the answer."""
     connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=300)
-    body = {"model": "gpt", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": stream}
+    body: dict[str, Any] = {"model": "gpt", "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    if stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     answer = connection.getresponse()
     if answer.status != 200:
         raise RuntimeError(answer.read().decode())
     if stream:
-        return sum(line.startswith(b"data: {") for line in answer)
+        events = [line for line in answer if line.startswith(b"data: {")]
+        return int(json.loads(events[-1].removeprefix(b"data: "))["usage"]["completion_tokens"])
     return int(json.load(answer)["usage"]["completion_tokens"])
 
 
-def served(clients: int, tokens: int, stream: bool) -> float:
+def served(prompts: list[str], clients: int, tokens: int, stream: bool) -> float:
     """Tokens per second of all clients together."""
 
     counts: list[int] = []
 
     def client(number: int) -> None:
-        counts.extend(ask(f"w{10 + 8 * number + turn} w6", tokens, stream) for turn in range(REQUESTS))
+        own = [prompts[(1 + REQUESTS * number + turn) % len(prompts)] for turn in range(REQUESTS)]
+        counts.extend(ask(prompt, tokens, stream) for prompt in own)
 
     threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
     begin = time.perf_counter()
@@ -98,7 +105,7 @@ def start(folder: Path, threads: int) -> subprocess.Popen[bytes]:
     while server.poll() is None:
         time.sleep(0.2)
         try:
-            ask("w5", 2, False)
+            ask(RANDOM_PROMPTS[0], 2, False)
             return server
         except OSError:
             continue
@@ -107,7 +114,8 @@ def start(folder: Path, threads: int) -> subprocess.Popen[bytes]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", default="small")
+    parser.add_argument("run", nargs="?", type=Path, help="a run of the recipe stories")
+    parser.add_argument("--size", default="small", help="of the GPT with random weights")
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--repeats", type=int, default=5)
@@ -120,16 +128,17 @@ def main() -> None:
         found.setdefault(name, []).append(speed)
 
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "run"
-        write(folder, given.size, given.tokens)
+        folder, prompts = given.run or Path(scratch) / "run", STORY_PROMPTS if given.run else RANDOM_PROMPTS
+        if given.run is None:
+            write(folder, given.size, given.tokens)
         for _ in range(given.repeats):
-            measure("offline, one prompt at a time", offline(folder, given.tokens, given.threads))
+            measure("offline, one prompt at a time", offline(folder, prompts, given.tokens, given.threads))
             server: Any = start(folder, given.threads)
             try:
                 for clients in given.clients:
                     for stream in (False, True):
                         form = "a stream" if stream else "whole answers"
-                        measure(f"served, {clients} clients, {form}", served(clients, given.tokens, stream))
+                        measure(f"served, {clients} clients, {form}", served(prompts, clients, given.tokens, stream))
             finally:
                 server.terminate()
                 server.wait()
