@@ -25,7 +25,7 @@ from regard.batch import (
     find_shards,
     translate_folder,
     translate_shards,
-    translation_facts,
+    translation_settings,
 )
 from regard.data.lines import open_compressed, read_lines
 from regard.errors import UserError
@@ -175,12 +175,12 @@ def test_a_folder_belongs_to_one_kind_of_translation(tmp_path: Path) -> None:
 def test_a_folder_belongs_to_the_weights_of_one_model(run: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     translator = BatchTranslator(copy, device="cpu", beam=2)
-    claim_folder(tmp_path / "out", translation_facts(translator))
-    claim_folder(tmp_path / "out", translation_facts(BatchTranslator(copy, device="cuda", beam=2)))
+    claim_folder(tmp_path / "out", translation_settings(translator))
+    claim_folder(tmp_path / "out", translation_settings(BatchTranslator(copy, device="cuda", beam=2)))
     weights, facts = tensor_io.load(copy / "model.safetensors")
     tensor_io.save(copy / "model.safetensors", {n: t + 1 for n, t in weights.items()}, facts)  # trained further
     with pytest.raises(UserError, match="with another checksum of the weights: choose another --output"):
-        claim_folder(tmp_path / "out", translation_facts(translator))
+        claim_folder(tmp_path / "out", translation_settings(translator))
 
 
 class DiesOnce:

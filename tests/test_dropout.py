@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from regard.dropout import STEPS, drawn, dropout, hashed
+from regard.dropout import LEVELS, dropout, hash_mask, random_mask
 
 SHAPE = torch.Size((2000, 256))
 
@@ -18,7 +18,7 @@ def seeds(number: int) -> torch.Tensor:
 @pytest.mark.parametrize("rate", [0.05, 0.1, 0.3, 0.5, 0.9])
 def test_the_dropped_share_is_the_dropout_rate(rate: float) -> None:
     """Within five standard deviations, over all values, per feature and per token."""
-    dropped = 1 - hashed(SHAPE, rate, seeds(1)).float()
+    dropped = 1 - hash_mask(SHAPE, rate, seeds(1)).float()
     deviation = (rate * (1 - rate)) ** 0.5
     assert abs(dropped.mean().item() - rate) < 5 * deviation / SHAPE.numel() ** 0.5
     assert (dropped.mean(0) - rate).abs().max().item() < 5 * deviation / SHAPE[0] ** 0.5
@@ -27,7 +27,7 @@ def test_the_dropped_share_is_the_dropout_rate(rate: float) -> None:
 
 def test_neighbours_and_calls_are_uncorrelated() -> None:
     """Correlations of half a million independent bits are below 5 / sqrt(n)."""
-    calls = torch.stack([hashed(SHAPE, 0.3, seeds(n)).float().flatten() for n in range(4)])
+    calls = torch.stack([hash_mask(SHAPE, 0.3, seeds(n)).float().flatten() for n in range(4)])
     limit = 5 / SHAPE.numel() ** 0.5
     assert torch.corrcoef(calls).fill_diagonal_(0).abs().max().item() < limit
     for by in (1, 2, 4, 256, 512, 4096):
@@ -46,7 +46,7 @@ def test_the_bits_are_those_of_murmur3s_mixer() -> None:
     bits = [mixed(mixed(index ^ first) ^ second) for index in range(50)]
     signed = [h - 2**32 if h >= 2**31 else h for h in bits]
     expected = [h >= round(0.3 * 2**32) - 2**31 for h in signed]
-    assert hashed(torch.Size((50,)), 0.3, seeds(3)).tolist() == expected
+    assert hash_mask(torch.Size((50,)), 0.3, seeds(3)).tolist() == expected
 
 
 def test_on_a_cpu_the_mask_depends_on_the_seed_and_the_mean_is_kept() -> None:
@@ -61,7 +61,8 @@ def test_on_a_cpu_the_mask_depends_on_the_seed_and_the_mean_is_kept() -> None:
 
 def test_the_four_numbers_of_a_draw_are_dropped_independently() -> None:
     torch.manual_seed(1)
-    lanes = (~drawn(torch.Size((400_000,)), STEPS // 2)).double().view(-1, 4).T  # a half: correlations are largest
+    kept = random_mask(torch.Size((400_000,)), LEVELS // 2)  # a half: correlations are largest
+    lanes = (~kept).double().view(-1, 4).T
     assert torch.allclose(lanes.mean(1), torch.tensor(0.5, dtype=torch.double), atol=0.01)
     assert (torch.corrcoef(lanes) - torch.eye(4)).abs().max() < 0.02
 

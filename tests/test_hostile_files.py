@@ -182,7 +182,7 @@ def test_model_sizes_are_exact_and_below_their_bound(settings: Any) -> None:
     model = build(settings, 30, 40, False)
     assert size.stored == sum(tensor.numel() for tensor in tensor_io.model_tensors(model).values())
     assert size.held == size.stored + sum(buffer.numel() for buffer in model.buffers())
-    assert size.held <= sizes.at_most(settings, 70)
+    assert size.held <= sizes.upper_bound(settings, 70)
 
 
 def test_the_memory_of_the_machine_is_known() -> None:

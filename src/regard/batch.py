@@ -169,7 +169,7 @@ def find_shards(pattern: str, folder: Path) -> list[Shard]:
     return shards
 
 
-def translation_facts(translator: BatchTranslator) -> dict[str, Any]:
+def translation_settings(translator: BatchTranslator) -> dict[str, Any]:
     """The model, with a checksum of its weights, and the settings that translations depend on."""
     loading = {key: value for key, value in translator.loading.items() if key != "device"}
     files = RunDir(translator.run).checkpoint(translator.loading["weights"]).files
@@ -186,7 +186,7 @@ def translation_facts(translator: BatchTranslator) -> dict[str, Any]:
 def claim_folder(folder: Path, settings: Mapping[str, Any]) -> None:
     """Write down what the translations in a folder depend on; refuse a folder with translations of another kind."""
     job = folder / JOB_FILE
-    facts = json.loads(json.dumps(settings, default=str))
+    current = json.loads(json.dumps(settings, default=str))
     if job.exists():
         try:
             before = parse_json(job.read_text(encoding="utf-8"))
@@ -195,11 +195,11 @@ def claim_folder(folder: Path, settings: Mapping[str, Any]) -> None:
         if not isinstance(before, dict):
             raise UserError(f"{job} is damaged: it is not a JSON object")
         missing = object()
-        changed = [key for key in {**before, **facts} if before.get(key, missing) != facts.get(key, missing)]
+        changed = [key for key in {**before, **current} if before.get(key, missing) != current.get(key, missing)]
         if changed:
             raise UserError(f"{folder} holds translations with another {', '.join(changed)}: choose another --output")
         return
-    write_text(job, json.dumps(facts, indent=2) + "\n")
+    write_text(job, json.dumps(current, indent=2) + "\n")
 
 
 def translate_folder(
@@ -216,9 +216,9 @@ def translate_folder(
     The folder keeps what its translations depend on, and is locked.
     """
     shards = find_shards(pattern, folder)
-    facts = translation_facts(translator)
+    settings = translation_settings(translator)
     with DirectoryLock(folder, "translating"):
-        claim_folder(folder, facts)
+        claim_folder(folder, settings)
         remove_temporary_files(folder)  # of workers that died
         how = {"column": translator.column, "output": translator.output, "workers": workers, "gpus": gpus}
         try:

@@ -1,4 +1,4 @@
-"""Cancel work from outside: a server stops a search or a trace whose client hung up.
+"""Cancel work from outside: a server stops a search or a trace whose client disconnected.
 
 The work calls `check()` between two steps; outside `cancellable` that does nothing. Work that waits for another thread
 is woken if it was started with a `Cancellation`.
@@ -29,7 +29,7 @@ class Cancellation:
     def __call__(self) -> bool:
         return self.reason is not None
 
-    def cancel(self, reason: str = "the client hung up") -> None:
+    def cancel(self, reason: str = "the client disconnected") -> None:
         """Cancel the work, and wake it; the first reason counts."""
         with self._lock:
             self.reason = self.reason or reason
@@ -61,7 +61,7 @@ def cancellable(is_cancelled: Callable[[], bool]) -> Iterator[None]:
     ...     check()
     Traceback (most recent call last):
     ...
-    regard.cancel.Cancelled: the client hung up
+    regard.cancel.Cancelled: the client disconnected
     """
     token = _is_cancelled.set(is_cancelled)
     try:
@@ -86,4 +86,4 @@ def check() -> None:
     is_cancelled = _is_cancelled.get()
     if is_cancelled is not None and is_cancelled():
         reason = is_cancelled.reason if isinstance(is_cancelled, Cancellation) else None
-        raise Cancelled(reason or "the client hung up")
+        raise Cancelled(reason or "the client disconnected")

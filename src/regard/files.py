@@ -115,9 +115,9 @@ def checksum(content: bytes | str) -> str:
     return hashlib.blake2b(content.encode() if isinstance(content, str) else content, digest_size=16).hexdigest()
 
 
-def json_checksum(facts: dict[str, Any]) -> str:
+def json_checksum(content: dict[str, Any]) -> str:
     """The digest of a JSON object; the same after it was written to a file and read again."""
-    return checksum(json.dumps(facts))
+    return checksum(json.dumps(content))
 
 
 class DirectoryLock:

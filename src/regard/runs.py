@@ -31,7 +31,7 @@ from regard.tasks.aligner import Aligner, TwoWayAligner
 from regard.tasks.classes import PredictionTask
 from regard.tasks.confidence import Calibration
 from regard.tasks.feature_text import FeatureTextTask
-from regard.tasks.generator import Generator, generation
+from regard.tasks.generator import Generator, generation_settings
 from regard.tasks.glossary import Glossary
 from regard.tasks.mask_filler import MaskFiller
 from regard.tasks.text import encode_pairs, token_batches
@@ -138,7 +138,7 @@ class LoadedRun:
     def generator(self, *, seed: int | None = 0, **settings: Any) -> Generator:
         """Make a generator that continues texts, with these changes to its settings: `temperature=0.5`, ..."""
         self.require_verb("generate")
-        decoding = generation(self.recipe.decoding, **settings)
+        decoding = generation_settings(self.recipe.decoding, **settings)
         generator = Generator.for_recipe(self.module, self.tokenizers, self.recipe, decoding)
         return replace(generator, seed=_seed(seed), precision=self.precision)
 

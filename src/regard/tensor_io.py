@@ -30,7 +30,7 @@ Tensors = dict[str, Tensor]
 MAX_FILE_BYTES = 5 * 10**9  # of tensors in one file, as in Hugging Face's tools
 INDEX = ".safetensors.index.json"  # the ending of an index of shards
 CHECKSUM = "checksum"  # of the tensors
-FACTS_CHECKSUM = "facts_checksum"  # of the metadata, including the tensors' checksum
+METADATA_CHECKSUM = "facts_checksum"  # key of the checksum of the metadata, that of the tensors included
 SHARDS = (
     "shards"  # in the metadata: files that hold the tensors in parts, by path relative to this file, with checksums
 )
@@ -46,7 +46,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def save(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
     """Write tensors with metadata, a JSON object.
 
     Above `MAX_FILE_BYTES`, the tensors are in shards with an index, in a folder that the file names: for example
@@ -55,11 +55,11 @@ def save(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) ->
     on_cpu = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
     parts = split_by_size(on_cpu)
     if len(parts) > 1:
-        about, on_cpu = {**about, SHARDS: _save_shards(path, parts, about.get("step", 0))}, {}
-    facts = {**about, CHECKSUM: digest(on_cpu)}
+        metadata, on_cpu = {**metadata, SHARDS: _save_shards(path, parts, metadata.get("step", 0))}, {}
+    metadata = {**metadata, CHECKSUM: digest(on_cpu)}
     # one entry, because the library does not keep the order of several
-    _save_file(path, on_cpu, {"about": json.dumps({**facts, FACTS_CHECKSUM: json_checksum(facts)})})
-    shards = facts.get(SHARDS)
+    _save_file(path, on_cpu, {"about": json.dumps({**metadata, METADATA_CHECKSUM: json_checksum(metadata)})})
+    shards = metadata.get(SHARDS)
     remove_shards(path, but={Path(name).parent.name for name in shards} if isinstance(shards, list | dict) else set())
 
 
@@ -153,28 +153,32 @@ class TensorWriter:
         self._failed = False
 
     def save(
-        self, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any], then: Callable[[], None] = _nothing
+        self,
+        path: Path,
+        tensors: Mapping[str, Tensor],
+        metadata: Mapping[str, Any],
+        then: Callable[[], None] = _nothing,
     ) -> None:
         """Write a file, then call `then`."""
         if self._thread is None:
-            return self._write(path, tensors, about, then)
+            return self._write(path, tensors, metadata, then)
         self._finish(self.AHEAD)
         copies, copied = _host_copies(tensors)
 
         def write() -> None:
             copied()
-            self._write(path, copies, about, then)
+            self._write(path, copies, metadata, then)
 
         self._unfinished.append(self._thread.submit(write))
 
     def _write(
-        self, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any], then: Callable[[], None]
+        self, path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], then: Callable[[], None]
     ) -> None:
         if self._failed:
             return
         try:
             self._before()
-            save(path, tensors, about)
+            save(path, tensors, metadata)
             then()
         except BaseException:
             self._failed = True
@@ -213,20 +217,20 @@ def load(path: Path) -> tuple[Tensors, dict[str, Any]]:
         raise UserError(f"{path} is damaged or not a safetensors file: {error}") from error
     except OSError as error:
         raise UserError(f"{path} could not be read: {errno_text(error)}") from error
-    facts = _facts(header, path)
-    if facts.pop(CHECKSUM, header.get(CHECKSUM)) != digest(tensors):  # older files had it beside the facts
+    metadata = _metadata(header, path)
+    if metadata.pop(CHECKSUM, header.get(CHECKSUM)) != digest(tensors):  # older files had it beside the metadata
         raise _altered(path)
-    if shards(path, facts):
-        tensors |= _load_shards(path, facts)
-    return tensors, facts
+    if shards(path, metadata):
+        tensors |= _load_shards(path, metadata)
+    return tensors, metadata
 
 
-def shards(path: Path, facts: Mapping[str, Any]) -> dict[str, str]:
+def shards(path: Path, metadata: Mapping[str, Any]) -> dict[str, str]:
     """The shards that a file names, with their checksums; all are in one folder beside it, named after the file.
 
-    A file may come from anyone: names that lead elsewhere are refused before anything is opened.
+    The file may be untrusted: names outside of that folder are refused before anything is opened.
     """
-    named = facts.get(SHARDS) or {}
+    named = metadata.get(SHARDS) or {}
     if not isinstance(named, dict) or not all(isinstance(word, str) for pair in named.items() for word in pair):
         raise UserError(f"{path} is damaged: its shards are not names with checksums")
     for name in named:
@@ -235,9 +239,9 @@ def shards(path: Path, facts: Mapping[str, Any]) -> dict[str, str]:
     return named
 
 
-def shard_folder(path: Path, facts: Mapping[str, Any]) -> Path:
+def shard_folder(path: Path, metadata: Mapping[str, Any]) -> Path:
     """The folder of the shards that a file names, which holds no other files."""
-    names = {Path(name) for name in shards(path, facts)}
+    names = {Path(name) for name in shards(path, metadata)}
     folder = path.parent / min(names).parent
     present = {file.relative_to(path.parent) for file in folder.glob("*")}
     if present != names:
@@ -245,9 +249,9 @@ def shard_folder(path: Path, facts: Mapping[str, Any]) -> Path:
     return folder
 
 
-def verify_shard(path: Path, facts: Mapping[str, Any], name: str) -> None:
+def verify_shard(path: Path, metadata: Mapping[str, Any], name: str) -> None:
     """Raise a UserError if a shard was altered."""
-    expected = shards(path, facts)[name]
+    expected = shards(path, metadata)[name]
     if file_digest(path.parent / name) != expected:
         raise _altered(path.parent / name)
 
@@ -261,27 +265,27 @@ def file_digest(path: Path) -> str:
         raise UserError(f"{path} could not be read: {errno_text(error)}") from error
 
 
-def _load_shards(path: Path, facts: Mapping[str, Any]) -> Tensors:
+def _load_shards(path: Path, metadata: Mapping[str, Any]) -> Tensors:
     """Put together the tensors whose parts are in shards."""
     from torch.distributed import checkpoint as dcp
 
-    for name in shards(path, facts):
-        verify_shard(path, facts, name)
-    tensors = {name: torch.empty_like(t, device="cpu") for name, t in stored_in_shards(path, facts).items()}
+    for name in shards(path, metadata):
+        verify_shard(path, metadata, name)
+    tensors = {name: torch.empty_like(t, device="cpu") for name, t in stored_in_shards(path, metadata).items()}
     with warnings.catch_warnings():  # that this is one process, as asked for
         warnings.simplefilter("ignore", UserWarning)
-        dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(shard_folder(path, facts))), no_dist=True)
+        dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(shard_folder(path, metadata))), no_dist=True)
     return tensors
 
 
-def stored_in_shards(path: Path, facts: Mapping[str, Any]) -> Tensors:
+def stored_in_shards(path: Path, metadata: Mapping[str, Any]) -> Tensors:
     """The tensors whose parts are in shards, without their values (on PyTorch's meta device)."""
     from torch.distributed import checkpoint as dcp
 
-    metadata: Any = dcp.HuggingFaceStorageReader(str(shard_folder(path, facts))).read_metadata()
+    state: Any = dcp.HuggingFaceStorageReader(str(shard_folder(path, metadata))).read_metadata()
     return {
         name: torch.empty(stored.size, dtype=stored.properties.dtype, device="meta")
-        for name, stored in metadata.state_dict_metadata.items()
+        for name, stored in state.state_dict_metadata.items()
     }
 
 
@@ -298,11 +302,11 @@ def read_metadata(path: Path) -> dict[str, Any]:
     """Load the metadata without the tensors."""
     try:
         with safe_open(str(regular(path)), framework="pt") as file:
-            facts = _facts(file.metadata() or {}, path)
+            metadata = _metadata(file.metadata() or {}, path)
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is damaged or could not be read: {error}") from error
-    facts.pop(CHECKSUM, None)
-    return facts
+    metadata.pop(CHECKSUM, None)
+    return metadata
 
 
 def elements(path: Path, prefix: str = "") -> int:
@@ -320,17 +324,17 @@ def _elements(path: Path, prefix: str) -> int:
         raise UserError(f"{path} is damaged or could not be read: {error}") from error
 
 
-def _facts(header: Mapping[str, str], path: Path) -> dict[str, Any]:
+def _metadata(header: Mapping[str, str], path: Path) -> dict[str, Any]:
     """The metadata in a file's header, verified by its checksum if it has one."""
     try:
-        facts = parse_json(header.get("about", "{}"))
+        metadata = parse_json(header.get("about", "{}"))
     except ValueError:
-        facts = None
-    if not isinstance(facts, dict):
+        metadata = None
+    if not isinstance(metadata, dict):
         raise UserError(f"{path} is damaged: the metadata in its header are not a JSON object")
-    if FACTS_CHECKSUM in facts and facts.pop(FACTS_CHECKSUM) != json_checksum(facts):
+    if METADATA_CHECKSUM in metadata and metadata.pop(METADATA_CHECKSUM) != json_checksum(metadata):
         raise _altered(path)
-    return facts
+    return metadata
 
 
 def _altered(path: Path) -> UserError:

@@ -496,7 +496,7 @@ def test_text_by_class(tmp_path: Path) -> None:
     assert (bad.overall == bad.importance[:, bad.outputs.index("bad")]).all()
     # the classes' probabilities sum to one, whatever is hidden
     asked = explain_request(model, "the dog ran")
-    scores = np.asarray(asked.box.ask([asked.box.masked([True, False, True])]))
+    scores = np.asarray(asked.box.function([asked.box.masked([True, False, True])]))
     assert np.exp(scores).sum() == pytest.approx(1.0, abs=1e-6)
     with pytest.raises(UserError, match="'bleak' is not a class"):
         model.explain("the dog ran", target="bleak")

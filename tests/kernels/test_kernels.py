@@ -21,7 +21,7 @@ from regard.accelerate.linear_relu import linear_relu
 from regard.attention import Causal, MaskTable, Relative, ScaledDot, Score, StaticQK, attend, backends, use_backend
 from regard.attention.backends import plain, repeat_heads
 from regard.attention.static_layout import SegmentMask, StaticPackedLayout
-from regard.dropout import hashed, new_seeds
+from regard.dropout import hash_mask, new_seeds
 from regard.interpret.recorder import Recorder
 from regard.models.bert import BertSettings
 from regard.models.gpt import GPTSettings
@@ -343,7 +343,7 @@ def test_add_norm(
             with torch.autocast(DEVICE, dtype, enabled=dtype != torch.float32):
                 total, out = add_and_norm(norm, PendingResidual(*leaves[:2], leaves[2] if biased else None, rate))
         else:
-            kept = hashed(x.shape, rate, new_seeds(x.device)) if rate else torch.ones_like(x)
+            kept = hash_mask(x.shape, rate, new_seeds(x.device)) if rate else torch.ones_like(x)
             more = leaves[1].float() + (leaves[2].float() if biased else 0.0)
             total = (leaves[0] + more * kept / (1 - rate)).to(stream)
             out = norm(total.float()).to(dtype)

@@ -167,15 +167,15 @@ def test_an_explanation_stops_when_its_client_disconnects(server: Server, monkey
     batch_sizes: list[int] = []
     plain = explain.explain_request
 
-    def slow_ask(*given: Any, **more: Any) -> Any:
+    def slow_request(*given: Any, **more: Any) -> Any:
         found = plain(*given, **more)
-        ask = found.box.ask
-        delayed = lambda inputs: (batch_sizes.append(len(inputs)), time.sleep(0.05), ask(inputs))[-1]  # noqa: E731
+        function = found.box.function
+        delayed = lambda inputs: (batch_sizes.append(len(inputs)), time.sleep(0.05), function(inputs))[-1]  # noqa: E731
         from dataclasses import replace
 
-        return replace(found, box=replace(found.box, ask=delayed))
+        return replace(found, box=replace(found.box, function=delayed))
 
-    monkeypatch.setattr(explain, "explain_request", slow_ask)
+    monkeypatch.setattr(explain, "explain_request", slow_request)
     connection = connect(server)
     body_json = {"run": "tiny-transformer", "text": LONG, "masks": 20_000}
     connection.request("POST", "/api/explain", json.dumps(body_json), as_json(server))

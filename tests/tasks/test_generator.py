@@ -13,7 +13,7 @@ from causal import Causal
 from regard.decoding.sampling import fold
 from regard.errors import UserError
 from regard.recipes.schema import DecodingSettings, Recipe
-from regard.tasks.generator import Generation, Generator, generation, settled, until_stop
+from regard.tasks.generator import Generation, Generator, generation_settings, stable_part, until_stop
 from regard.text import BOS, EOS, Tokenizer, encode_stream, train
 
 TEXT = ["the cat sat on the mat and the rat sat on the cat", "é è ü"]
@@ -211,7 +211,7 @@ def test_settled_text_is_a_prefix_of_every_continuation(text: str, stop: list[st
     shown = ""
     for size in range(len(text) + 1):
         sofar, ended = until_stop(text[:size], stop)
-        now = sofar if ended else settled(sofar, stop)
+        now = sofar if ended else stable_part(sofar, stop)
         assert now.startswith(shown)
         shown = now
         if ended:
@@ -221,9 +221,9 @@ def test_settled_text_is_a_prefix_of_every_continuation(text: str, stop: list[st
 
 def test_an_incomplete_character_is_held_back() -> None:
     begun = LETTERS.decode(LETTERS.encode("a€")[:-1])
-    assert begun == "a\ufffd" and settled(begun) == "a"
-    assert settled("one\n", ["\n\n", "xx"]) == "one"
-    assert settled("one\nt", ["\n\n"]) == "one\nt"
+    assert begun == "a\ufffd" and stable_part(begun) == "a"
+    assert stable_part("one\n", ["\n\n", "xx"]) == "one"
+    assert stable_part("one\nt", ["\n\n"]) == "one\nt"
     assert until_stop("a--b-c", ["-c", "--"]) == ("a", True) and until_stop("abc", ["d"]) == ("abc", False)
 
 
@@ -231,11 +231,11 @@ def test_an_incomplete_character_is_held_back() -> None:
 
 
 def test_generation_samples_by_default() -> None:
-    usual = generation(DecodingSettings())
+    usual = generation_settings(DecodingSettings())
     assert (usual.method, usual.temperature, usual.top_p) == ("sample", 0.8, 0.95)
-    own = generation(DecodingSettings(method="sample", temperature=0.5))
+    own = generation_settings(DecodingSettings(method="sample", temperature=0.5))
     assert (own.temperature, own.top_p) == (0.5, 1.0)  # a recipe that samples says how
-    assert generation(DecodingSettings(), method="beam", beam=1).method == "beam"
+    assert generation_settings(DecodingSettings(), method="beam", beam=1).method == "beam"
 
 
 def test_the_document_format_comes_from_the_recipe() -> None:

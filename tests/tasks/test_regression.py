@@ -83,7 +83,7 @@ def test_a_random_part_is_held_out_twice(tmp_path: Path) -> None:
     assert splits[0] == splits[1] and splits[0][1] != splits[2][1]
     with pytest.raises(UserError, match=r"below 0\.5"):
         from_file(tmp_path / "all.tsv", "molecules-text", "data.held_out=0.5")
-    with pytest.raises(UserError, match=r"0\.1 of 3 pairs is not one"):
+    with pytest.raises(UserError, match=r"0\.1 of 3 pairs is less than one"):
         held_out(from_file(table(tmp_path / "few.tsv", examples[:3])).data, "valid")
 
 

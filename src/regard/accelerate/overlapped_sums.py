@@ -92,22 +92,22 @@ def _buckets(weights: list[nn.Parameter], most: int) -> list[GradBucket]:
     groups: list[list[nn.Parameter]] = []
     size = 0
     for weight in weights:
-        size += _room(weight) * weight.element_size()
+        size += _padded_size(weight) * weight.element_size()
         if not groups or size > most:
             groups.append([])
-            size = _room(weight) * weight.element_size()
+            size = _padded_size(weight) * weight.element_size()
         groups[-1].append(weight)
     return [_bucket(group) for group in groups]
 
 
 def _bucket(weights: list[nn.Parameter]) -> GradBucket:
-    grads = torch.zeros(sum(map(_room, weights)), dtype=weights[0].dtype, device=weights[0].device)
+    grads = torch.zeros(sum(map(_padded_size, weights)), dtype=weights[0].dtype, device=weights[0].device)
     begin = 0
     for weight in weights:
         weight.grad = grads[begin : begin + weight.numel()].view_as(weight)
-        begin += _room(weight)
+        begin += _padded_size(weight)
     return GradBucket(weights, grads)
 
 
-def _room(weight: Tensor) -> int:
+def _padded_size(weight: Tensor) -> int:
     return -(-weight.numel() // ALIGNMENT) * ALIGNMENT

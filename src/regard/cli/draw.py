@@ -161,7 +161,7 @@ def draw(
     - **positions**: the position vectors
     - **curves**: training and validation over time
 
-    Attention shows where the model looked; that alone does not explain its output.
+    Attention weights show what the model attended to; they alone do not explain its output.
 
     Examples:
 

@@ -33,7 +33,7 @@ def evaluate_captions(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Print the scores of captions of held-out images, and where the model looked if the regions of words are known."""
+    """Print the scores of captions of held-out images; if regions are known, also the attention inside them."""
     task, references = loaded.feature_task(), [text for _, text in examples]
     assert isinstance(task, CaptioningTask)
     with progress_bar("describing", len(examples), quiet) as progress:

@@ -145,7 +145,9 @@ def _held_out_rows(corpus: Corpus, data: DataSettings) -> dict[int, str]:
     order = np.random.Generator(np.random.PCG64(data.split_seed)).permutation(total).tolist()
     count = round(data.held_out * total)
     if not count:
-        raise UserError(f"{describe(corpus)}: {data.held_out} of {total} pairs is not one: raise data.held_out")
+        raise UserError(
+            f"{describe(corpus)}: data.held_out = {data.held_out} of {total} pairs is less than one pair: raise it"
+        )
     return dict.fromkeys(order[:count], "valid") | dict.fromkeys(order[count : 2 * count], "test")
 
 

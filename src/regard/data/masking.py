@@ -1,7 +1,7 @@
 """BERT's masking (Devlin et al. 2019, section 3.1).
 
-Of the tokens to be guessed 80 % are replaced by the mask token, 10 % by a random token, and 10 % are kept: in use
-nothing is masked, so a model that only learned to look at masks would learn nothing about other tokens.
+Of the tokens to be guessed 80 % are replaced by the mask token, 10 % by a random token, and 10 % are kept. A fine-tuned
+model never reads masks: if only masks were predicted, the vectors of other tokens would not be trained.
 """
 
 from __future__ import annotations

@@ -156,11 +156,11 @@ def class_names(
     folder: HFFolder,
     header: Mapping[str, TensorInfo],
     weight: str = "classifier.weight",
-    number_twins: bool = False,
+    number_duplicates: bool = False,
 ) -> tuple[str, ...]:
     """The names of the classes in the order of their ids; `weight` has a row for each.
 
-    Classes of the same name are refused, or numbered with `number_twins`: ImageNet has two of the name "crane".
+    Classes of the same name are refused, or numbered with `number_duplicates`: ImageNet has two of the name "crane".
     """
     if folder.setting("problem_type") not in (None, "single_label_classification"):
         raise UserError(
@@ -175,7 +175,7 @@ def class_names(
     if given.content and given.content.keys() != set(keys):
         raise folder.config.error("id2label", f"must number its classes from 0 to {size - 1}")
     names = tuple(class_name(given.text(key) or f"LABEL_{key}") for key in keys)
-    if number_twins:
+    if number_duplicates:
         often = Counter(names)
         names = tuple(f"{name} ({n})" if often[name] > 1 else name for n, name in enumerate(names))
     if len(names) < 2:

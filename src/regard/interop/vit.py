@@ -138,7 +138,7 @@ def read(folder: HFFolder, header: Mapping[str, TensorInfo]) -> Imported:
         },
         "training": TRAINING,
     }
-    classes = class_names(folder, header, number_twins=True)
+    classes = class_names(folder, header, number_duplicates=True)
     return Imported(Recipe.model_validate(recipe), None, None, headless=kind == BODY_CLASS, classes=classes)
 
 

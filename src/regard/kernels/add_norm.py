@@ -1,6 +1,6 @@
 """x + dropout(added + offset) and its norm in one kernel, forward and backward.
 
-The definition is `nn.norms.LayerNorm` or `RMSNorm` of the sum, with the dropout mask of `dropout.hashed`. A program
+The definition is `nn.norms.LayerNorm` or `RMSNorm` of the sum, with the dropout mask of `dropout.hash_mask`. A program
 has one warp per 1,024 features of a row. In the backward pass it processes several rows in sequence, and accumulates
 the gradients of the offset and of the norm's weight and bias.
 
@@ -22,11 +22,11 @@ from regard import dropout
 from regard.kernels.common import device_of
 
 FEATURES_A_WARP = 1024
-# Programs of a backward pass, and pipeline stages (rows in flight). The second was fastest on an H200 for 768 features;
-# for 512 it has not been measured. Several rows of more than 1,024 features do not fit into every multiprocessor.
+# Programs of a backward pass, and pipeline stages (rows in flight). The second was fastest on an H200 for 768 features.
+# Several rows of more than 1,024 features do not fit into every multiprocessor.
 DEFAULT_LAUNCH, MEDIUM_LAUNCH = (2048, 1), (1024, 3)
 
-_FIRST, _SECOND = tl.constexpr(dropout.FIRST % 2**32), tl.constexpr(dropout.SECOND % 2**32)
+_FIRST, _SECOND = tl.constexpr(dropout.MULTIPLIER_1 % 2**32), tl.constexpr(dropout.MULTIPLIER_2 % 2**32)
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def _hash(bits):
 
 @triton.jit
 def _dropout(x, at, seeds, limit, scale):
-    """x * scale if the hash of its index is at least the limit, else 0; as in `dropout.hashed`."""
+    """x * scale if the hash of its index is at least the limit, else 0; as in `dropout.hash_mask`."""
     first = tl.load(seeds).to(tl.uint32, bitcast=True)
     second = tl.load(seeds + 1).to(tl.uint32, bitcast=True)
     bits = _hash(_hash(at.to(tl.uint32) ^ first) ^ second)
@@ -79,7 +79,7 @@ def _add_norm_kernel(
 def _add_norm_backward_kernel(
     grad_total, grad_out, total, mean, rstd, weight, seeds, grad_x, grad_added, sums, rows, each, d, limit, scale,
     CENTRED: tl.constexpr, OFFSET: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
-    STREAM: tl.constexpr, APART: tl.constexpr, DROPS: tl.constexpr, D: tl.constexpr, STAGES: tl.constexpr,
+    STREAM: tl.constexpr, TWO_GRADS: tl.constexpr, DROPS: tl.constexpr, D: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     program, feature = tl.program_id(0).to(tl.int64), tl.arange(0, D)
     real = feature < d
@@ -108,7 +108,7 @@ def _add_norm_backward_kernel(
         tl.store(grad_x + at, grad.to(grad_x.dtype.element_ty), mask=there)
         if DROPS:
             grad = _dropout(grad, at, seeds, limit, scale)
-        if APART:
+        if TWO_GRADS:
             tl.store(grad_added + at, grad.to(grad_added.dtype.element_ty), mask=there)
         offsets += grad
     sums += program * 3 * d + feature
@@ -120,7 +120,7 @@ def _add_norm_backward_kernel(
         tl.store(sums + 2 * d, biases, mask=real)
 
 
-def _how(d: int, share: float, centred: bool, given: Sequence[bool]) -> tuple[list[float], dict]:
+def _kernel_options(d: int, share: float, centred: bool, given: Sequence[bool]) -> tuple[list[float], dict]:
     """The dropout limit and scale, and the compile-time options of a kernel.
 
     `given` tells whether there are an offset, a weight and a bias.
@@ -129,7 +129,7 @@ def _how(d: int, share: float, centred: bool, given: Sequence[bool]) -> tuple[li
     warps = min(triton.cdiv(wide, FEATURES_A_WARP), 8)
     there = dict(zip(("OFFSET", "WEIGHT", "BIAS"), given, strict=True))
     kind = {"CENTRED": centred, **there, "DROPS": share > 0, "D": wide, "num_warps": warps}
-    return [dropout.limit(share), 1 / (1 - share)], kind
+    return [dropout.hash_limit(share), 1 / (1 - share)], kind
 
 
 @torch.library.custom_op("regard::add_norm", mutates_args=())
@@ -153,7 +153,7 @@ def add_norm(
     x, added = x.contiguous(), added.contiguous()
     (rows, d), total, out = x.shape, torch.empty_like(x), torch.empty_like(x, dtype=dtype)
     mean, rstd = (x.new_empty(rows, dtype=torch.float32) for _ in range(2))
-    numbers, options = _how(d, share, centred, [t is not None for t in (offset, weight, bias)])
+    numbers, options = _kernel_options(d, share, centred, [t is not None for t in (offset, weight, bias)])
     with device_of(x):
         _add_norm_kernel[(rows,)](
             x, added, offset, weight, bias, seeds, total, out, mean, rstd, d, eps, *numbers, **options
@@ -167,13 +167,13 @@ def _(x, added, offset, weight, bias, seeds, share, eps, centred, dtype):
     return x.new_empty(x.shape), x.new_empty(x.shape, dtype=dtype), mean, rstd
 
 
-def _shared_out(rows: int, d: int) -> tuple[int, int]:
+def _backward_grid(rows: int, d: int) -> tuple[int, int]:
     """Rows per program of the backward pass, and pipeline stages."""
     programs, stages = MEDIUM_LAUNCH if 512 < d <= 1024 else DEFAULT_LAUNCH
     return max(-(-rows // programs), 1), stages
 
 
-def _apart(total: Tensor, share: float, dtype: torch.dtype) -> bool:
+def _grads_differ(total: Tensor, share: float, dtype: torch.dtype) -> bool:
     """Whether the gradient of `added` differs from that of x."""
     return share > 0 or dtype != total.dtype
 
@@ -200,15 +200,15 @@ def add_norm_backward(
     gradients are equal: then the second has no rows. A program processes `each` rows in a pipeline of `stages`.
     """
     grad_total, grad_out = None if grad_total is None else grad_total.contiguous(), grad_out.contiguous()
-    (rows, d), apart = total.shape, _apart(total, share, dtype)
-    grad_x, grad_added = torch.empty_like(total), total.new_empty(rows if apart else 0, d, dtype=dtype)
+    (rows, d), two_grads = total.shape, _grads_differ(total, share, dtype)
+    grad_x, grad_added = torch.empty_like(total), total.new_empty(rows if two_grads else 0, d, dtype=dtype)
     sums = total.new_empty(triton.cdiv(rows, each), 3, d, dtype=torch.float32)
-    numbers, options = _how(d, share, centred, given)
+    numbers, options = _kernel_options(d, share, centred, given)
     with device_of(total):
         _add_norm_backward_kernel[(len(sums),)](
             grad_total, grad_out, total, mean, rstd, weight, seeds, grad_x, grad_added, sums,
             rows, each, d, *numbers, STREAM=grad_total is not None, STAGES=stages,
-            APART=apart, **options,
+            TWO_GRADS=two_grads, **options,
         )  # fmt: skip
     return grad_x, grad_added, sums
 
@@ -217,7 +217,7 @@ def add_norm_backward(
 def _(grad_total, grad_out, total, mean, rstd, weight, seeds, share, centred, given, dtype, each, stages):
     rows, d = total.shape
     sums = total.new_empty(-(-rows // each), 3, d, dtype=torch.float32)
-    grad_added = total.new_empty(rows if _apart(total, share, dtype) else 0, d, dtype=dtype)
+    grad_added = total.new_empty(rows if _grads_differ(total, share, dtype) else 0, d, dtype=dtype)
     return total.new_empty(total.shape), grad_added, sums
 
 
@@ -231,10 +231,10 @@ def _save_for_backward(ctx, inputs, output):
 
 def _backward(ctx, grad_total, grad_out, *_unused):
     grad_out = torch.zeros_like(ctx.saved_tensors[0]) if grad_out is None else grad_out
-    how = ctx.share, ctx.centred, [dtype is not None for dtype in ctx.given], ctx.dtype
-    shared_out = _shared_out(*grad_out.shape)
-    grad_x, grad_added, sums = add_norm_backward(grad_total, grad_out, *ctx.saved_tensors, *how, *shared_out)
-    grad_added = grad_added if _apart(grad_x, ctx.share, ctx.dtype) else grad_x
+    options = ctx.share, ctx.centred, [dtype is not None for dtype in ctx.given], ctx.dtype
+    launch = _backward_grid(*grad_out.shape)
+    grad_x, grad_added, sums = add_norm_backward(grad_total, grad_out, *ctx.saved_tensors, *options, *launch)
+    grad_added = grad_added if _grads_differ(grad_x, ctx.share, ctx.dtype) else grad_x
     grads = zip(ctx.given, sums.sum(0), strict=True)
     return grad_x, grad_added, *(None if dtype is None else total.to(dtype) for dtype, total in grads), *[None] * 5
 

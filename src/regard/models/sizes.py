@@ -50,7 +50,7 @@ def _built(settings: ModelSettings, source_size: int, target_size: int, shared: 
     return Size(stored, stored + sum(buffer.numel() for buffer in model.buffers()))
 
 
-def at_most(settings: ModelSettings, vocabularies: int) -> int:
+def upper_bound(settings: ModelSettings, vocabularies: int) -> int:
     """A rough upper bound of the number of elements of a model."""
     numbers = {name: value for name, value in settings if type(value) is int}
     depth = sum(value for name, value in numbers.items() if name.endswith("layers"))
@@ -65,7 +65,7 @@ def refuse_misfit(
 
     A small difference is left to `tensor_io.load_into_model`, which names the tensor.
     """
-    if max(at_most(settings, sum(vocabularies)), stored) < SMALL:
+    if max(upper_bound(settings, sum(vocabularies)), stored) < SMALL:
         return
     size = Size.of(settings, *vocabularies, shared)
     if size.stored > 2 * stored or stored > 2 * size.stored:
@@ -79,7 +79,7 @@ def refuse_too_large(
     settings: ModelSettings, vocabularies: tuple[int, int], shared: bool, memory: int, copies: int, origin: str
 ) -> None:
     """Refuse a model that needs more than `memory` bytes with `copies` of its weights (gradients, moments)."""
-    if at_most(settings, sum(vocabularies)) < SMALL:
+    if upper_bound(settings, sum(vocabularies)) < SMALL:
         return
     size = Size.of(settings, *vocabularies, shared)
     needed = FP32 * (size.held + (copies - 1) * size.stored)

@@ -119,7 +119,7 @@ def ctc_loss(logits: Tensor, layout: PackedLayout, labels: Tensor, label_layout:
     """
     log_probs = layout.pad(logits.float().log_softmax(-1)).transpose(0, 1)  # [L, N, V]
     texts = label_layout.pad(labels)  # [N, longest]
-    # On the host, where the loss wants them.
+    # On the host, where F.ctc_loss expects them.
     frames, lengths = torch.tensor(layout.lengths), torch.tensor(label_layout.lengths) - 1
     loss: Tensor = F.ctc_loss(log_probs, texts, frames, lengths, blank=PAD, reduction="sum", zero_infinity=True)
     return loss

@@ -220,7 +220,7 @@ def trace(recipe: Recipe, *, gpu: bool = True, length: int | None = None, sharde
     target = torch.device("cuda" if gpu else "cpu")
     precision = "bf16" if settings.precision == "bf16" or (gpu and settings.precision == "auto") else "fp32"
     settings = settings.model_copy(update={"precision": precision})
-    host = torch.device("cpu")  # where the tensors without data pretend to be
+    host = torch.device("cpu")  # the device that tensors without data report
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([]))
         if gpu:

@@ -109,12 +109,12 @@ class Explainer:
 def explain(request: ExplainRequest, sampling: Sampling, send: Send, gone: Event) -> None:
     """Compute an explanation; send progress, intermediate results and the final result; stop when `gone` is set."""
 
-    def ask_if_connected(inputs: list[Any]) -> Any:
+    def score_if_connected(inputs: list[Any]) -> Any:
         if gone.is_set():
             raise ClientGone
-        return request.box.ask(inputs)
+        return request.box.function(inputs)
 
-    box = replace(request.box, ask=ask_if_connected)
+    box = replace(request.box, function=score_if_connected)
     of = box.count_masks(sampling)
     done, reported = 0, time.monotonic()
 

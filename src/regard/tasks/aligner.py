@@ -273,10 +273,10 @@ class TwoWayAligner:
         sample = [pair for pair in pairs if pair[0].split() and pair[1].split()][:SAMPLE_PAIRS]
         if not sample:
             return cls(forward, AttentionView(), reverse, AttentionView())
-        ours, names = _viewed(forward, sample, guided[0])
+        ours, names = _weights_by_view(forward, sample, guided[0])
         if reverse is None:
             return cls(forward, names[most_agreeing(ours)[0]])
-        theirs, reverse_names = _viewed(reverse, [(target, source) for source, target in sample], guided[1])
+        theirs, reverse_names = _weights_by_view(reverse, [(target, source) for source, target in sample], guided[1])
         one, other, _ = most_agreeing(ours, theirs)
         return cls(forward, names[one], reverse, reverse_names[other])
 
@@ -305,7 +305,7 @@ def guided_view(recipe: Recipe) -> AttentionView | None:
     return AttentionView(*head, "reading") if recipe.training.guided_alignment is not None and head else None
 
 
-def _viewed(
+def _weights_by_view(
     aligner: Aligner, pairs: Sequence[tuple[str, str]], given: AttentionView | None
 ) -> tuple[list[np.ndarray], list[AttentionView]]:
     """The word weights [V, J, I] of each pair by all views or by the given one, and these views."""

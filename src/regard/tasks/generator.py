@@ -73,7 +73,7 @@ class _Draft:
     over: bool = False
 
 
-def generation(decoding: DecodingSettings, **changes: Any) -> DecodingSettings:
+def generation_settings(decoding: DecodingSettings, **changes: Any) -> DecodingSettings:
     """Return the recipe's settings if it samples, else the default ones, with some of them changed."""
     settings = decoding if decoding.method == "sample" else decoding.model_copy(update=DEFAULTS)
     return changed(settings, changes, "generate", ("samples", "tokens", "stop", "seed"))
@@ -93,10 +93,10 @@ def until_stop(text: str, stop: Sequence[str]) -> tuple[str, bool]:
     return (text[: min(spans)[1]], True) if spans else (text, False)
 
 
-def settled(text: str, stop: Sequence[str] = ()) -> str:
+def stable_part(text: str, stop: Sequence[str] = ()) -> str:
     """Return the part of a text that no continuation can change: without a partial character or stop string at the end.
 
-    >>> settled("the end, and", ["\\n", "and then"])
+    >>> stable_part("the end, and", ["\\n", "and then"])
     'the end, '
     """
     whole = text.rstrip("\ufffd")  # the decoding of an incomplete character
@@ -138,7 +138,7 @@ class Generator:
         settings: DecodingSettings | None = None,
     ) -> Generator:
         """Use the recipe's context and document format, and the given settings or the recipe's."""
-        chosen = settings if settings is not None else generation(recipe.decoding)
+        chosen = settings if settings is not None else generation_settings(recipe.decoding)
         stream = recipe.data.documents == "stream"
         return cls(
             model,
@@ -292,7 +292,7 @@ class Generator:
                 text, ends = until_stop(self._text(draft, draft.generated + tokens[n][k]), stop)
                 stopped[n, k] = ends
                 if watch is not None and beams.alive.shape[1] == 1:
-                    watch(draft.line, draft.sample, text if ends else settled(text, stop))
+                    watch(draft.line, draft.sample, text if ends else stable_part(text, stop))
             return stopped
 
         return watch_step

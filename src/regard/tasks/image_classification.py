@@ -112,7 +112,9 @@ class ImageClassificationTask(ClassTask, InspectableTask):
             raise UserError(f"the recipe has no {split} images: set data.{split}, or data.held_out to a share of them")
         members = split_members(len(self.store), data, split)
         if not len(members):
-            raise UserError(f"{data.held_out} of {len(self.store)} images is not one: raise data.held_out")
+            raise UserError(
+                f"data.held_out = {data.held_out} of {len(self.store)} images is less than one image: raise it"
+            )
         return [self.store[number] for number in members]
 
     def _built_in(self, split: str, count: int | None = None) -> list[Example]:

@@ -1,6 +1,6 @@
-"""Where a model looks when it writes a word of a caption: the share of cross-attention inside the word's region.
+"""The share of cross-attention inside the region of the image that each word of a caption refers to.
 
-A word's region are the patches with pixels of the shapes that it speaks of. Chance is the region's share of all
+The region of a word is the patches with pixels of the shapes that it refers to. Chance is the region's share of all
 patches: what attention that is spread evenly over the image would have inside.
 
 N images, L layers, H heads, J words, T tokens, P patches.

@@ -162,7 +162,7 @@ def _merged(sentences: list[tuple[int, int]], spans: Sequence[Span]) -> list[tup
 
 
 class _Parser(HTMLParser):
-    """Collects text with inline tags; a block tag, or an inline tag without its partner, ends it."""
+    """Collects text with inline tags; a block tag, or an inline tag without its start or end tag, ends it."""
 
     CDATA_CONTENT_ELEMENTS = NO_TAGS  # type: ignore[misc]
 

@@ -70,8 +70,8 @@ class BestWeights:
             outputs.measured(progress.step, "valid", weights=which, **numbers, better=better, seconds=seconds)
             if better:
                 progress.best, progress.best_step = value, progress.step
-                about = {"step": progress.step, "weights": which, **numbers}
-                outputs.save(self.run.best, tensor_io.model_tensors(model), about)
+                metadata = {"step": progress.step, "weights": which, **numbers}
+                outputs.save(self.run.best, tensor_io.model_tensors(model), metadata)
         return validation, better
 
     @contextmanager

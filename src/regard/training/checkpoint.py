@@ -93,14 +93,14 @@ class TrainingProgress:
         return "training.patience" if 0 < settings.patience <= self.validations_since_best else ""
 
     @classmethod
-    def from_json(cls, facts: dict[str, Any]) -> TrainingProgress:
+    def from_json(cls, metadata: dict[str, Any]) -> TrainingProgress:
         """Read the result of `asdict`; unknown names and wrong types are a TypeError."""
         defaults = {**asdict(cls()), "best": 0.0}
-        for name, value in [*facts.items(), *facts["position"].items()]:
+        for name, value in [*metadata.items(), *metadata["position"].items()]:
             kind = type(defaults.get(name, 0))  # epoch and batch are integers
             if not isinstance(value, int | float if kind is float else kind) and (name, value) != ("best", None):
                 raise TypeError(f"{name} is {value!r:.40}")
-        return cls(**{**facts, "position": StreamPosition(**facts["position"])})
+        return cls(**{**metadata, "position": StreamPosition(**metadata["position"])})
 
     @classmethod
     def read(cls, path: Path) -> TrainingProgress:
@@ -129,7 +129,7 @@ class EMA:
 class StateSaver(Protocol):
     """Writes the state of a run."""
 
-    def save_state(self, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None: ...
+    def save_state(self, path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None: ...
 
 
 def save(
@@ -155,17 +155,17 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ema: EM
 
     The state may be whole or in shards, and so may the model: each process then reads what it needs.
     """
-    facts = tensor_io.read_metadata(path)
-    in_place = bool(facts.get(tensor_io.SHARDS)) and any(map(sharding.is_sharded, model.parameters()))
-    stored = tensor_io.stored_in_shards(path, facts) if in_place else tensor_io.load(path)[0]
+    metadata = tensor_io.read_metadata(path)
+    in_place = bool(metadata.get(tensor_io.SHARDS)) and any(map(sharding.is_sharded, model.parameters()))
+    stored = tensor_io.stored_in_shards(path, metadata) if in_place else tensor_io.load(path)[0]
     targets = _targets(path, stored, model, optimizer, ema)
     if in_place:
-        load_shards(path, facts, targets)
+        load_shards(path, metadata, targets)
     else:
         for name, target in targets.items():
             sharding.fill(target, stored[name])
     try:
-        return TrainingProgress.from_json({**facts, tensor_io.SHARDS: {}})  # the next state has files of its own
+        return TrainingProgress.from_json({**metadata, tensor_io.SHARDS: {}})  # the next state has files of its own
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} does not hold the state of a run: {error}") from error
 

@@ -50,7 +50,7 @@ class Trainer:
     reporter: Reporter
     device: torch.device
     shape: StaticBatchShape[Any] | None = None  # of all batches, if they are static: then steps are captured
-    facts: dict[str, Any] = field(default_factory=dict)  # about the batches: fields of `TrainingProgress`
+    identity: dict[str, Any] = field(default_factory=dict)  # of the batches and data: fields of `TrainingProgress`
     origin: Path | None = None  # the run whose weights this one starts with: they are validated before the first step
     lock: DirectoryLock | None = None  # of the run directory
     parallel: DataParallel | None = None  # how several processes sum gradients (`accelerate.data_parallel`)
@@ -200,7 +200,7 @@ class Trainer:
         if resumed:
             self.progress = checkpoint.load(self.run.resume, self.model, self.optimizer, self.ema)
             self.training_step.loss.fill_(self.progress.window_loss if self.outputs.active else 0.0)
-        self.progress = replace(self.progress, **self.facts)
+        self.progress = replace(self.progress, **self.identity)
         self.outputs.restore_logs(self.progress.logs if resumed else None)
 
     def _save(self) -> None:

@@ -45,7 +45,7 @@ def tokenizers(recipe: Recipe, origin: RunDir | None, reporter: Reporter) -> tup
         return tasks.of(recipe).learn_tokenizers()
     if recipe.text.shared and not origin.recipe.text.shared:
         raise UserError(f"{origin.path} has a vocabulary for each side: set text.shared = false to begin with it")
-    _say_whose(recipe, origin, reporter)
+    _report_vocabulary(recipe, origin, reporter)
     source_tags, target_tags = tags_of(recipe)
     source, theirs = origin.tokenizers
     if recipe.text.shared:
@@ -64,7 +64,7 @@ def class_order(names: list[str], origin: RunDir | None) -> list[str]:
     return theirs if sorted(theirs) == sorted(names) else names
 
 
-def _say_whose(recipe: Recipe, origin: RunDir, reporter: Reporter) -> None:
+def _report_vocabulary(recipe: Recipe, origin: RunDir, reporter: Reporter) -> None:
     """Report where the vocabulary comes from, and which settings have no effect for that reason."""
     changed = differences(origin.recipe, recipe)
     idle = [
@@ -89,7 +89,7 @@ def _tagged(tokenizer: Tokenizer, wanted: list[str], recipe: Recipe, reporter: R
     return tokenizer.with_tags(new)
 
 
-def begin_with(origin: RunDir, run: RunDir, model: SequenceModel, reporter: Reporter) -> bool:
+def load_origin(origin: RunDir, run: RunDir, model: SequenceModel, reporter: Reporter) -> bool:
     """Load another run's weights, for other classes without its head; return whether all of them were loaded."""
     theirs, ours = origin.recipe, run.recipe
     changed = {key: pair for key, pair in differences(theirs, ours).items() if key.startswith("model.")}

@@ -49,20 +49,20 @@ class RunOutputs:
         self,
         path: Path,
         tensors: Mapping[str, Tensor],
-        about: Mapping[str, Any],
+        metadata: Mapping[str, Any],
         then: Callable[[], None] = lambda: None,
     ) -> None:
         """Write a file of tensors, whole or not at all; `then` is called once it is on disk."""
         if self.active:
-            self._writer.save(path, tensors, about, then)
+            self._writer.save(path, tensors, metadata, then)
 
-    def save_state(self, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    def save_state(self, path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
         """Write the state of the run; of a sharded model, every process its part."""
         if any(sharding.is_sharded(tensor) for tensor in tensors.values()):
             self._writer.wait()  # a state follows the weights that were saved before it
-            self._sharded.save(path, tensors, about)
+            self._sharded.save(path, tensors, metadata)
         else:
-            self.save(path, tensors, about)
+            self.save(path, tensors, metadata)
 
     def write_json(self, path: Path, content: Any) -> None:
         if self.active:
@@ -103,7 +103,7 @@ class RunOutputs:
         return {name: log.state() for name, log in self._logs.items()} if self.active else {}
 
     def restore_logs(self, log_states: dict[str, LogState] | None) -> None:
-        """Cut the logs back to these states, since what came after them will come again; None: empty logs."""
+        """Cut the logs back to these states: the lines after them will be written again. None: empty logs."""
         for name, log in self._logs.items() if self.active else ():
             if not log.restore(log.state() if log_states is None else log_states.get(name)):
                 self.say(f"warning: {log.path} was altered after it was written: its numbers may be wrong")

@@ -51,7 +51,7 @@ class Reporter:
         """Report outputs for held-out examples."""
 
 
-class Unbreakable:
+class ErrorTolerantStream:
     """A stream whose errors are ignored, so that training goes on when the terminal or the reader is gone."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -74,7 +74,7 @@ class PlainReporter(Reporter):
     """Reports in plain lines, for logs and pipes."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self.stream = Unbreakable(stream if stream is not None else sys.stderr)
+        self.stream = ErrorTolerantStream(stream if stream is not None else sys.stderr)
         self.loss = float("nan")
         self.shown = time.monotonic()
 
@@ -209,9 +209,9 @@ def figures(numbers: dict[str, Any], brief: bool = False) -> str:
     return ", ".join(parts) or "not validated"
 
 
-def which_weights(facts: dict[str, Any]) -> str:
+def which_weights(metadata: dict[str, Any]) -> str:
     """Describe the weights that a validation measured."""
-    step, kind = int(facts.get("step", 0)), str(facts.get("weights", "step"))
+    step, kind = int(metadata.get("step", 0)), str(metadata.get("weights", "step"))
     if kind.startswith("average"):
         return f"the {kind.replace('average of', 'average of the last')} snapshots, up to step {step:,}"
     when = f"step {step:,}" if step else "the starting weights, step 0"

@@ -98,13 +98,13 @@ def _train(
     started = None  # the run whose weights are validated before the first update
     if origin is not None:  # report a misfit before the long work
         origins.warn_of_old_held_out(recipe, origin, reporter)
-        started = origin.path if origins.begin_with(origin, run, model, reporter) else None
+        started = origin.path if origins.load_origin(origin, run, model, reporter) else None
     with distributed.main_first():
         write_attention_links(run, origin, where, reporter)
         dataset = task.dataset(run, progress=reporter.counted, say=reporter.say)
     how, static = plan_updates(run, model, where)
-    facts = {"static": static, "data": dataset.digest, "held_out": task.digest(held_out)}
-    _refuse_other_data(run, facts)
+    identity = {"static": static, "data": dataset.digest, "held_out": task.digest(held_out)}
+    _refuse_other_data(run, identity)
     batches = task.stream(run, dataset, static)
     if not accelerate.shards(settings):  # else each block moves to the device when it is sharded
         model = model.to(where)
@@ -117,7 +117,7 @@ def _train(
     how, shape = choose_backend(how, batches, model, settings, where, reporter.say)
     parallel = accelerate.data_parallel(model, settings, where, how)
     with devices.held_memory(where):
-        Trainer(run, model, batches, validator, reporter, where, shape, facts, started, lock, parallel).train()
+        Trainer(run, model, batches, validator, reporter, where, shape, identity, started, lock, parallel).train()
     return run
 
 
@@ -226,11 +226,11 @@ def _refuse_another(changed: dict[str, tuple[Any, Any]], out: Path) -> None:
         )
 
 
-def _refuse_other_data(run: RunDir, facts: dict[str, Any]) -> None:
+def _refuse_other_data(run: RunDir, identity: dict[str, Any]) -> None:
     """Raise a UserError if the data have changed since the run began: its next batches would be other ones."""
     known = tensor_io.read_metadata(run.resume) if run.resume.exists() else {}
     for key, what in (("data", "training data are"), ("held_out", "held-out data are")):
-        if known.get(key, "") not in ("", facts[key]):
+        if known.get(key, "") not in ("", identity[key]):
             raise UserError(
                 f"the {what} no longer those that {run.path} was trained with: put them back, or choose another --out "
                 f"(--from {run.path} begins with its weights)"

@@ -42,17 +42,17 @@ class ShardedStates:
         copies: Mapping[str, Tensor] = self._stager.stage(dict(tensors))
         return copies
 
-    def save(self, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    def save(self, path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
         """Save a state. All processes have to call this."""
         self.wait()
-        name = distributed.broadcast(f"{path.stem}-{about['step']:08d}-{secrets.token_hex(4)}")
+        name = distributed.broadcast(f"{path.stem}-{metadata['step']:08d}-{secrets.token_hex(4)}")
         if self._thread is None:
-            self._write(path, name, tensors, about)
+            self._write(path, name, tensors, metadata)
         else:
             copies = self._staged(tensors)
-            self._pending = self._thread.submit(self._write, path, name, copies, about)
+            self._pending = self._thread.submit(self._write, path, name, copies, metadata)
 
-    def _write(self, path: Path, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    def _write(self, path: Path, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
         from torch.distributed import checkpoint as dcp
 
         draft, folder = path.parent / f".{name}.tmp", path.parent / name
@@ -71,7 +71,7 @@ class ShardedStates:
         if distributed.is_main():
             self._check()
             os.rename(draft, folder)
-            tensor_io.save(path, {}, {**about, tensor_io.SHARDS: digests})
+            tensor_io.save(path, {}, {**metadata, tensor_io.SHARDS: digests})
 
     def check(self) -> None:
         """Raise what went wrong in the background, if that has ended."""
@@ -85,10 +85,12 @@ class ShardedStates:
             pending.result()
 
 
-def load_shards(path: Path, facts: Mapping[str, Any], into: Mapping[str, Tensor]) -> None:
+def load_shards(path: Path, metadata: Mapping[str, Any], into: Mapping[str, Tensor]) -> None:
     """Load a state into tensors that are divided among processes, each its parts. All processes have to call this."""
     from torch.distributed import checkpoint as dcp
 
-    distributed.spread(lambda name: tensor_io.verify_shard(path, facts, name), list(tensor_io.shards(path, facts)))
-    reader = dcp.HuggingFaceStorageReader(str(tensor_io.shard_folder(path, facts)))
+    distributed.spread(
+        lambda name: tensor_io.verify_shard(path, metadata, name), list(tensor_io.shards(path, metadata))
+    )
+    reader = dcp.HuggingFaceStorageReader(str(tensor_io.shard_folder(path, metadata)))
     dcp.load(dict(into), storage_reader=reader)

@@ -21,11 +21,11 @@ from regard.training.checkpoint import EMA
 
 
 def dropout_seed(seed: int, step: int, micro_batch: int) -> int:
-    """The seed of what is drawn in a forward pass, whichever process computes it.
+    """The seed of the random numbers of a forward pass; it does not depend on the process that computes it.
 
-    Micro-batches are never split between processes, so that a seed for each of them makes dropout a function of seed,
-    step and position in the step's batch, for any number of processes and in every layer, at the cost of seeding a
-    generator once per micro-batch. Counters by position would need a generator of our own on a CPU.
+    Micro-batches are never split between processes. With a seed for each of them, dropout is a function of the run's
+    seed, the step and the micro-batch, for any number of processes. This costs seeding a generator once per
+    micro-batch; PyTorch has no generator on a CPU that counts by position.
 
     >>> len({dropout_seed(0, 1, 0), dropout_seed(1, 0, 0), dropout_seed(0, 0, 1), dropout_seed(0, 0, 0)})
     4

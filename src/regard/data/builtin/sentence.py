@@ -36,7 +36,7 @@ class Sentence:
         self.source.append(english)
 
     def article(self, english: str, spanish: str) -> None:
-        """A determiner; `el` melts into a preceding `a` or `de`, and the link goes to the contraction."""
+        """A determiner; `el` contracts with a preceding `a` or `de`, and the link goes to the contraction."""
         if spanish == "el" and self.target and self.target[-1] in CONTRACTIONS:
             self.target[-1] = CONTRACTIONS[self.target[-1]]
             self.links.append((len(self.source), len(self.target) - 1))

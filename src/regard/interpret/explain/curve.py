@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.decoding.sampling import fold, keys
-from regard.interpret.explain.rise import Asker, BlackBox, Numbers
+from regard.interpret.explain.rise import BlackBox, MaskScorer, Numbers
 
 SHUFFLES = 16
 MAX_STEPS = 64  # points of a curve
@@ -65,13 +65,13 @@ def curves(
     """
     parts = len(box.parts)
     counts = np.unique(np.rint(np.linspace(0, parts, min(steps, parts) + 1)).astype(int))
-    asks = Asker(box, batch), Asker(insertion or box, batch)
-    ends = [[ask(np.full((1, parts), kept))[0, -1] for kept in (True, False)] for ask in asks]
+    scorers = MaskScorer(box, batch), MaskScorer(insertion or box, batch)
+    ends = [[scorer(np.full((1, parts), kept))[0, -1] for kept in (True, False)] for scorer in scorers]
 
     def curve(order: np.ndarray) -> tuple[Numbers, Numbers]:
         """Both curves of an order; masks of one order are in memory at a time."""
         hidden = _hidden_first(order, counts[1:-1])
-        deletion, shown = (asks[0](hidden)[:, -1], asks[1](~hidden)[:, -1]) if len(hidden) else ((), ())
+        deletion, shown = (scorers[0](hidden)[:, -1], scorers[1](~hidden)[:, -1]) if len(hidden) else ((), ())
         (whole, nothing), (everything, empty) = ends
         return np.array([whole, *deletion, nothing]), np.array([empty, *shown, everything])
 

@@ -86,11 +86,11 @@ def blurred(image: ImageArray, deviation: float) -> ImageArray:
 
 
 def image_box(
-    ask: ScoreFn, image: Any, *, fill: Any = "grey", cells: int = CELLS, outputs: Sequence[str] = (), **more: Any
+    function: ScoreFn, image: Any, *, fill: Any = "grey", cells: int = CELLS, outputs: Sequence[str] = (), **more: Any
 ) -> BlackBox:
     """The black box of a function of images, for one image [height, width, channels], from 0 to 1 or of bytes.
 
-    `ask` maps a list of such images, from 0 to 1, to scores [B] or [B, O]. Hidden pixels are those of `fill`.
+    `function` maps a list of such images, from 0 to 1, to scores [B] or [B, O]. Hidden pixels are those of `fill`.
     """
     pixels = np.asarray(image)
     pixels = (pixels / 255 if pixels.dtype.kind in "ui" else pixels).astype(np.float32)
@@ -105,11 +105,11 @@ def image_box(
 
     names = tuple(f"{row},{column}" for row in range(1, height + 1) for column in range(1, width + 1))
     source = GridMasks(height, width, cells)
-    return BlackBox(ask, names, masked, tuple(outputs), source=source, grid=(height, width), **more)
+    return BlackBox(function, names, masked, tuple(outputs), source=source, grid=(height, width), **more)
 
 
 def explain_image(
-    ask: ScoreFn,
+    function: ScoreFn,
     image: Any,
     *,
     fill: Any = "grey",
@@ -120,11 +120,11 @@ def explain_image(
 ) -> Explanation:
     """Estimate the importance of every pixel of an image for the scores of any function of images (RISE).
 
-    `ask` maps a list of arrays [height, width, channels], from 0 to 1, to scores [B] or [B, O]; `fill` is what hidden
-    pixels become: "grey", "black", "blur", or an image. The other settings are those of `Sampling`.
+    `function` maps a list of arrays [height, width, channels], from 0 to 1, to scores [B] or [B, O]; `fill` is what
+    hidden pixels become: "grey", "black", "blur", or an image. The other settings are those of `Sampling`.
 
     >>> corner = explain_image(lambda images: [x[:2, :2].mean() for x in images], np.ones((8, 8, 1)), cells=4)
     >>> corner.map()[:2, :2].mean() > 3 * abs(corner.map()[4:, 4:]).mean()
     True
     """
-    return explain(image_box(ask, image, fill=fill, cells=cells, outputs=outputs), progress=progress, **sampling)
+    return explain(image_box(function, image, fill=fill, cells=cells, outputs=outputs), progress=progress, **sampling)

@@ -170,10 +170,10 @@ def explain_answer(
     def masked(keep: Sequence[bool]) -> tuple[Any, Any]:
         return _without(a, keep[: len(first)], hidden), _without(b, keep[len(first) :], hidden)
 
-    def ask(pairs: list[tuple[Any, Any]]) -> np.ndarray:
+    def preferences(pairs: list[tuple[Any, Any]]) -> np.ndarray:
         return np.array([float(judge.prefers(*pair)) for pair in pairs])
 
-    return explain(BlackBox(ask, (*first, *second), masked), progress=progress, **sampling)
+    return explain(BlackBox(preferences, (*first, *second), masked), progress=progress, **sampling)
 
 
 def _parts(thing: Any) -> list[str]:

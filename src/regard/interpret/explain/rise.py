@@ -121,12 +121,12 @@ def every_mask(numbers: Sequence[int], parts: int) -> NDArray[np.bool_]:
 class BlackBox:
     """A function to explain, the parts of its input, and a function that makes an input with some of them hidden.
 
-    `ask` maps a list of inputs to scores [B] or [B, O]. The overall score is the sum of the outputs weighted by
+    `function` maps a list of inputs to scores [B] or [B, O]. The overall score is the sum of the outputs weighted by
     `weights` [O] (None: 1 each). `source` draws the masks (None: independent ones, which `masked` gets as lists; it
     gets others as arrays). The parts of an image are its pixels, row by row; `grid` are its height and width.
     """
 
-    ask: ScoreFn
+    function: ScoreFn
     parts: tuple[str, ...]
     masked: Callable[[Sequence[bool]], Any]
     outputs: tuple[str, ...] = ()
@@ -148,10 +148,10 @@ class BlackBox:
         return 2 ** len(self.parts) if self.enumerates(sampling) else sampling.masks
 
     @classmethod
-    def of(cls, ask: ScoreFn, features: str | Sequence[Any], hidden: Any = None, **more: Any) -> BlackBox:
+    def of(cls, function: ScoreFn, features: str | Sequence[Any], hidden: Any = None, **more: Any) -> BlackBox:
         """Make a black box from a text, whose parts are its words, or from a list of parts.
 
-        `ask` then receives texts, or lists. `hidden` replaces a hidden part; None: it is left out.
+        `function` then receives texts, or lists. `hidden` replaces a hidden part; None: it is left out.
         """
         whole = features.split() if isinstance(features, str) else list(features)
 
@@ -162,7 +162,7 @@ class BlackBox:
                 parts = [part if kept else hidden for part, kept in zip(whole, keep, strict=True)]
             return " ".join(map(str, parts)) if isinstance(features, str) else parts
 
-        return cls(ask, tuple(map(str, whole)), more.pop("masked", None) or masked, **more)
+        return cls(function, tuple(map(str, whole)), more.pop("masked", None) or masked, **more)
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +230,7 @@ class Explanation(NotebookDisplay):
 
 
 def explain(
-    ask: ScoreFn | BlackBox,
+    function: ScoreFn | BlackBox,
     features: str | Sequence[Any] | None = None,
     *,
     hidden: Any = None,
@@ -241,18 +241,18 @@ def explain(
 ) -> Explanation:
     """Estimate the importance of every feature for the scores of a callable; the settings are those of `Sampling`.
 
-    `ask` maps a list of inputs to scores [B] or [B, O]. The words of a text, or the elements of a list, are left out at
-    random, or replaced by `hidden`; or `masked` makes the input from a list that says which features are kept.
+    `function` maps a list of inputs to scores [B] or [B, O]. The words of a text, or the elements of a list, are left
+    out at random, or replaced by `hidden`; or `masked` makes the input from a list that says which features are kept.
 
     >>> explain(lambda texts: ["not" in text for text in texts], "this is not fun").importance.tolist()
     [0.0, 0.0, 1.0, 0.0]
     """
-    if isinstance(ask, BlackBox):
-        box = ask
+    if isinstance(function, BlackBox):
+        box = function
     elif features is None:
         raise TypeError("explain(f, features) needs the features of the callable")
     else:
-        box = BlackBox.of(ask, features, hidden, masked=masked, outputs=tuple(outputs))
+        box = BlackBox.of(function, features, hidden, masked=masked, outputs=tuple(outputs))
     return deque(stream(box, Sampling(**sampling), progress), maxlen=1)[0]  # the last one
 
 
@@ -266,8 +266,8 @@ def stream(box: BlackBox, sampling: Sampling, progress: Progress | None = None) 
         yield from _sample(box, sampling, progress)
 
 
-class Asker:
-    """Calls a black box on masks in batches, and counts the inputs."""
+class MaskScorer:
+    """Scores masks with a black box, in batches, and counts the inputs."""
 
     def __init__(self, box: BlackBox, batch: int) -> None:
         self.box, self.batch, self.calls = box, batch, 0
@@ -282,7 +282,7 @@ class Asker:
 
     def _scores(self, masks: Masks) -> Numbers:
         inputs = [self.box.masked(mask) for mask in (masks.tolist() if self.box.source is None else masks)]
-        scores = np.asarray(self.box.ask(inputs), dtype=np.float64)
+        scores = np.asarray(self.box.function(inputs), dtype=np.float64)
         self.calls += len(inputs)
         outputs = len(self.box.outputs)
         if scores.ndim not in (1, 2) or len(scores) != len(inputs) or (outputs and scores.shape[-1] != outputs):
@@ -351,41 +351,41 @@ class _LeastSquares(_Means):
 
 
 def _sample(box: BlackBox, sampling: Sampling, progress: Progress | None) -> Iterator[Explanation]:
-    parts, keep, asker = len(box.parts), sampling.keep, Asker(box, sampling.batch)
-    ends = asker(np.array([[True] * parts, [False] * parts]))
+    parts, keep, scorer = len(box.parts), sampling.keep, MaskScorer(box, sampling.batch)
+    ends = scorer(np.array([[True] * parts, [False] * parts]))
     baseline = ends.mean(0)  # b: any constant is unbiased; this one reduces the variance
     fits = box.masks.independent and sampling.antithetic and keep == 0.5
     estimator = _LeastSquares() if fits else _Means(keep, box.masks.variance(keep), sampling.antithetic)
     count = sampling.masks - (sampling.masks % 2 if sampling.antithetic else 0)
     for start in range(0, count, BLOCK):
         masks = box.masks.draw(range(start, min(start + BLOCK, count)), sampling)
-        estimator.add(masks, asker(masks) - baseline)
+        estimator.add(masks, scorer(masks) - baseline)
         if progress is not None:
             progress(len(masks))
         mean, error = estimator.estimate()
-        yield _explanation(asker, mean, error, ends, sampling)
+        yield _explanation(scorer, mean, error, ends, sampling)
         if sampling.tolerance is not None and error.max() <= sampling.tolerance:
             return
 
 
 def _enumerate(box: BlackBox, sampling: Sampling, progress: Progress | None) -> Explanation:
     """Compute the exact expectation over all masks, each weighted by p^kept (1 - p)^hidden."""
-    parts, keep, asker = len(box.parts), sampling.keep, Asker(box, sampling.batch)
+    parts, keep, scorer = len(box.parts), sampling.keep, MaskScorer(box, sampling.batch)
     total, ends = np.zeros(()), list[Numbers]()
     for start in range(0, 2**parts, BLOCK):
         masks = every_mask(range(start, min(start + BLOCK, 2**parts)), parts)
-        scores = asker(masks)
+        scores = scorer(masks)
         probability = np.where(masks, keep, 1 - keep).prod(1)
         total = total + ((masks - keep) / (keep * (1 - keep)) * probability[:, None]).T @ scores
         ends = [ends[0] if ends else scores[0], scores[-1]]  # the first mask keeps nothing, the last one everything
         if progress is not None:
             progress(len(masks))
-    explanation = _explanation(asker, total, np.zeros_like(total), np.array(ends[::-1]), sampling)
+    explanation = _explanation(scorer, total, np.zeros_like(total), np.array(ends[::-1]), sampling)
     return replace(explanation, exact=True)
 
 
-def _explanation(asker: Asker, mean: Numbers, error: Numbers, ends: Numbers, sampling: Sampling) -> Explanation:
-    box, single = asker.box, asker.single
+def _explanation(scorer: MaskScorer, mean: Numbers, error: Numbers, ends: Numbers, sampling: Sampling) -> Explanation:
+    box, single = scorer.box, scorer.single
     names = () if single else box.outputs or tuple(str(i + 1) for i in range(mean.shape[1] - 1))
     return Explanation(
         features=box.parts,
@@ -395,7 +395,7 @@ def _explanation(asker: Asker, mean: Numbers, error: Numbers, ends: Numbers, sam
         overall_error=error[:, -1],
         whole=float(ends[0, -1]),
         nothing=float(ends[1, -1]),
-        calls=asker.calls,
+        calls=scorer.calls,
         exact=False,
         outputs=names,
         keep=sampling.keep,
