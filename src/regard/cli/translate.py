@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from regard import __version__, devices, tasks, tensor_io
+from regard import devices, tasks
 from regard.api import Model, load
 from regard.batch import BatchTranslator, find_shards, translate_folder
 from regard.cli import decoders, options
 from regard.cli.groups import LoadOptions, grouped
 from regard.cli.inputs import Input
-from regard.cli.output import note, text_output, written
-from regard.cli.partial import partial_output
+from regard.cli.output import note
 from regard.cli.progress import progress_bar
-from regard.cli.translate_job import MarkupJob, TranslateJob
+from regard.cli.translate_job import MarkupJob, TranslateJob, write_translations
 from regard.cli.translate_options import (
     BatchEngine,
     EngineOptions,
@@ -82,122 +81,97 @@ def translate(
 
         regard translate runs/seed-1 --with runs/seed-2 < in.txt > out.txt
     """
-    for sentence in text or []:
-        options.check_utf8(TEXT=sentence)
-    options.check_utf8(**{"--prefix": texts.prefix})
-    files.check(text)
-    search.check(form.nbest)
-    form.check()
+    given = TranslateCommand(run, text or [], others or [], files, form, search, texts, loading, engine, quiet)
+    given.check()
     if engine.engine is BatchEngine.RAY:
-        local: dict[str, object] = {
-            "text": text or None,
-            "resume": files.resume or None,
-            "with": others,
-            "threads": loading.threads,
-        }
-        local |= {"prefix": texts.prefix, "glossary": texts.glossary, "errors": files.errors}
-        local |= {"confidence": form.confidence or None, "nbest": None if form.nbest == 1 else form.nbest}
-        options.refuse("with --engine ray", **local)
-        seed = {"seed": search.seed} if search.sample else {}
-        settings = {**loading.settings(), **search.settings(), **texts.tags(), **seed}
-        _with_ray(BatchTranslator(run, column=engine.column or "text", **settings), files, engine, quiet)
-        return
-    remote = {"workers": engine.workers, "gpus_per_worker": engine.gpus_per_worker, "column": engine.column}
-    options.refuse("without --engine ray", **remote)
-    glossary = None if texts.glossary is None else Glossary.read(texts.glossary)
-    if glossary is not None and search.sample:
-        raise UserError("--glossary has no effect with --sample: terms need a beam search")
-    model = load(run, *(others or []), **loading.settings())
-    translator = replace(_translator(model, form.nbest, search), seed=search.seed, glossary=glossary, **texts.tags())
-    if texts.prefix is not None and UNK in translator.tokenizers[1].encode(texts.prefix):
-        raise UserError(f"--prefix {texts.prefix!r}: contains text that this model's vocabulary cannot express")
-    source = Input([line for sentence in text or [] for line in sentence.split("\n")], files.input, files.errors)
-    if source.interactive and not quiet:
-        note("Type a sentence and press Enter; Ctrl-D ends.")
-    with devices.held_memory(model.device):
-        _write(_job(model, translator, form, texts.prefix, quiet), source, files, model)
-
-
-def _with_ray(translator: BatchTranslator, files: FileOptions, engine: EngineOptions, quiet: bool) -> None:
-    """Translate many files with Ray."""
-    if files.input is None or files.output is None:
-        raise UserError("--engine ray needs --input 'PATTERN' and --output FOLDER")
-    run = RunDir(Path(translator.run))  # report mistakes before workers start
-    tasks.of(run.recipe).require_verb("translate", run.path)
-    run.checkpoint(translator.loading["weights"])
-    pattern, workers, gpus = str(files.input), engine.workers or usable_cores(), engine.gpus_per_worker or 0.0
-    total = len(find_shards(pattern, files.output))
-    with progress_bar("files", total, quiet) as progress:
-        done, lines = translate_folder(translator, pattern, files.output, workers=workers, gpus=gpus, progress=progress)
-    if not quiet:
-        note(f"{files.output} has the translations of {done:,} files; {lines:,} lines are new")
-
-
-def _translator(model: Model, nbest: int, search: SearchOptions) -> Translator:
-    """Make a translator with the options that were given; its beam is at least `nbest` wide."""
-    recipe = model.run.recipe.decoding
-    search.refuse_sampling(recipe.method)
-    settings = {"beam": recipe.beam, **search.settings()}
-    return decoders.translator(model, {**settings, "beam": max(settings["beam"], nbest)})
-
-
-def _job(model: Model, translator: Translator, form: FormOptions, prefix: str | None, quiet: bool) -> TranslateJob:
-    if form.markup:
-        return MarkupJob(translator, form.form, form.nbest, prefix, quiet, align=model.word_links)
-    confidence_of = partial(confidence, tokenizer=translator.tokenizers[1], calibration=model.calibration)
-    return TranslateJob(translator, form.form, form.nbest, prefix, quiet, confidence_of if form.confidence else None)
-
-
-def _write(job: TranslateJob, source: Input, files: FileOptions, model: Model) -> None:
-    """Translate all lines, to standard output or to a file."""
-    output = files.output
-    if output is None:
-        _to_stdout(job, source)
-    elif output.exists() and not output.is_file() and not output.is_dir():
-        with written(output) as out:  # a device or a pipe
-            for chunk in source.chunks():
-                out.writelines(line + "\n" for line in job.translate(chunk))
-                out.flush()
+        given.translate_files()
     else:
-        _to_file(job, source, output, _settings(model, job), files.resume)
+        given.translate_lines()
 
 
-def _to_stdout(job: TranslateJob, source: Input) -> None:
-    out = text_output()
-    for chunk in source.chunks():
-        for line in job.translate(chunk):
-            out.write(line + "\n")
-        out.flush()
+@dataclass(frozen=True)
+class TranslateCommand:
+    """The arguments of `regard translate`; a method for each engine checks which of them apply."""
 
+    run: Path
+    sentences: list[str]
+    others: list[Path]
+    files: FileOptions
+    form: FormOptions
+    search: SearchOptions
+    texts: TextOptions
+    loading: LoadOptions
+    engine: EngineOptions
+    quiet: bool
 
-def _to_file(job: TranslateJob, source: Input, path: Path, settings: dict[str, Any], resume: bool) -> None:
-    with partial_output(path, settings, resume) as out:
-        if out.lines:
-            out.skip(line.text for line in source.skip(out.lines))
-            if not job.quiet:
-                note(f"resuming after line {out.lines:,}")
-        quiet = job.quiet or source.interactive
-        with progress_bar("translating", source.count, quiet, done=source.done) as progress:
-            for chunk in source.chunks():
-                out.write((line.text for line in chunk.lines), list(job.translate(chunk, progress)))
+    def check(self) -> None:
+        for sentence in self.sentences:
+            options.check_utf8(TEXT=sentence)
+        options.check_utf8(**{"--prefix": self.texts.prefix})
+        self.files.check(self.sentences)
+        self.search.check(self.form.nbest)
+        self.form.check()
 
+    # -- many files, by Ray -------------------------------------------------------------------------------------------
 
-def _settings(model: Model, job: TranslateJob) -> dict[str, Any]:
-    """Everything that the output depends on, apart from the input."""
-    translator = job.translator
-    return {
-        "version": __version__,
-        "weights": tensor_io.digest(tensor_io.model_tensors(model.module)),
-        "device": model.device.type,
-        "precision": model.precision,
-        **translator.settings.model_dump(),
-        "seed": translator.seed,
-        "source_tag": translator.source_tag,
-        "target_tag": translator.target_tag,
-        "prefix": job.prefix,
-        "nbest": job.nbest,
-        "format": str(job.form),
-        "confidence": job.confidence_of is not None,
-        "markup": isinstance(job, MarkupJob),
-        "glossary": [] if translator.glossary is None else [asdict(entry) for entry in translator.glossary.entries],
-    }
+    def translate_files(self) -> None:
+        """Translate whole files, several at a time, into a folder."""
+        files, form, search = self.files, self.form, self.search
+        refused: dict[str, object] = {"text": self.sentences or None, "with": self.others or None}
+        refused |= {"resume": files.resume or None, "errors": files.errors, "threads": self.loading.threads}
+        refused |= {"prefix": self.texts.prefix, "glossary": self.texts.glossary}
+        refused |= {"confidence": form.confidence or None, "nbest": None if form.nbest == 1 else form.nbest}
+        options.refuse("with --engine ray", **refused)
+        if files.input is None or files.output is None:
+            raise UserError("--engine ray needs --input 'PATTERN' and --output FOLDER")
+        run = RunDir(self.run)  # report mistakes before workers start
+        tasks.of(run.recipe).require_verb("translate", run.path)
+        run.checkpoint(self.loading.weights)
+        settings = {**self.loading.settings(), **search.settings(), **self.texts.tags()}
+        settings |= {"seed": search.seed} if search.sample else {}
+        translator = BatchTranslator(self.run, column=self.engine.column or "text", **settings)
+        pattern, workers = str(files.input), self.engine.workers or usable_cores()
+        gpus, total = self.engine.gpus_per_worker or 0.0, len(find_shards(pattern, files.output))
+        with progress_bar("files", total, self.quiet) as progress:
+            done, lines = translate_folder(
+                translator, pattern, files.output, workers=workers, gpus=gpus, progress=progress
+            )
+        if not self.quiet:
+            note(f"{files.output} has the translations of {done:,} files; {lines:,} lines are new")
+
+    # -- lines, in this process ---------------------------------------------------------------------------------------
+
+    def translate_lines(self) -> None:
+        """Translate sentences, or the lines of a file or of standard input."""
+        engine = self.engine
+        workers = {"workers": engine.workers, "gpus_per_worker": engine.gpus_per_worker, "column": engine.column}
+        options.refuse("without --engine ray", **workers)
+        glossary = None if self.texts.glossary is None else Glossary.read(self.texts.glossary)
+        if glossary is not None and self.search.sample:
+            raise UserError("--glossary has no effect with --sample: terms need a beam search")
+        model = load(self.run, *self.others, **self.loading.settings())
+        job = self._job(model, replace(self._translator(model), glossary=glossary))
+        lines = [line for sentence in self.sentences for line in sentence.split("\n")]
+        source = Input(lines, self.files.input, self.files.errors)
+        if source.interactive and not self.quiet:
+            note("Type a sentence and press Enter; Ctrl-D ends.")
+        with devices.held_memory(model.device):
+            write_translations(job, source, self.files.output, model, self.files.resume)
+
+    def _translator(self, model: Model) -> Translator:
+        """A translator with the options that were given; its beam is at least `nbest` wide."""
+        recipe = model.run.recipe.decoding
+        self.search.refuse_sampling(recipe.method)
+        settings = {"beam": recipe.beam, **self.search.settings()}
+        translator = decoders.translator(model, {**settings, "beam": max(settings["beam"], self.form.nbest)})
+        return replace(translator, seed=self.search.seed, **self.texts.tags())
+
+    def _job(self, model: Model, translator: Translator) -> TranslateJob:
+        form, prefix = self.form, self.texts.prefix
+        if prefix is not None and UNK in translator.tokenizers[1].encode(prefix):
+            raise UserError(f"--prefix {prefix!r}: contains text that this model's vocabulary cannot express")
+        if form.markup:
+            return MarkupJob(translator, form.form, form.nbest, prefix, self.quiet, align=model.word_links)
+        confidence_of = partial(confidence, tokenizer=translator.tokenizers[1], calibration=model.calibration)
+        given = confidence_of if form.confidence else None
+        return TranslateJob(translator, form.form, form.nbest, prefix, self.quiet, given)

@@ -1,14 +1,20 @@
-"""Lines of output for lines of input, as `regard translate` writes them."""
+"""Lines of output for lines of input, as `regard translate` writes them, and where it writes them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
-from regard.cli.inputs import Chunk, InputLine
+from regard import __version__, tensor_io
+from regard.cli.inputs import Chunk, Input, InputLine
 from regard.cli.options import OutputFormat
-from regard.cli.output import note
+from regard.cli.output import TextOutput, note, text_output, written
+from regard.cli.partial import partial_output
+from regard.cli.progress import progress_bar
+from regard.runs import LoadedRun
 from regard.tasks.confidence import Confidence
 from regard.tasks.documents import Align, translate_documents
 from regard.tasks.translator import Answer, Translator
@@ -87,3 +93,54 @@ class MarkupJob(TranslateJob):
 def _confidence_fields(confidence: Confidence) -> dict[str, object]:
     words = [{"text": word.text, "confidence": round(word.confidence, 4)} for word in confidence.words]
     return {"confidence": round(confidence.sentence, 4), "calibrated": confidence.calibrated, "words": words}
+
+
+def write_translations(job: TranslateJob, source: Input, output: Path | None, model: LoadedRun, resume: bool) -> None:
+    """Translate all lines to standard output (None), a device or a pipe, or a file; `resume` continues a file."""
+    if output is None:
+        _write_as_they_come(job, source, text_output())
+    elif output.exists() and not output.is_file() and not output.is_dir():
+        with written(output) as out:  # a device or a pipe
+            _write_as_they_come(job, source, out)
+    else:
+        _write_file(job, source, output, _settings(job, model), resume)
+
+
+def _write_as_they_come(job: TranslateJob, source: Input, out: TextOutput) -> None:
+    for chunk in source.chunks():
+        for line in job.translate(chunk):
+            out.write(line + "\n")
+        out.flush()
+
+
+def _write_file(job: TranslateJob, source: Input, path: Path, settings: dict[str, Any], resume: bool) -> None:
+    with partial_output(path, settings, resume) as out:
+        if out.lines:
+            out.skip(line.text for line in source.skip(out.lines))
+            if not job.quiet:
+                note(f"resuming after line {out.lines:,}")
+        quiet = job.quiet or source.interactive
+        with progress_bar("translating", source.count, quiet, done=source.done) as progress:
+            for chunk in source.chunks():
+                out.write((line.text for line in chunk.lines), list(job.translate(chunk, progress)))
+
+
+def _settings(job: TranslateJob, model: LoadedRun) -> dict[str, Any]:
+    """Everything that the output depends on, apart from the input."""
+    translator = job.translator
+    return {
+        "version": __version__,
+        "weights": tensor_io.digest(tensor_io.model_tensors(model.module)),
+        "device": model.device.type,
+        "precision": model.precision,
+        **translator.settings.model_dump(),
+        "seed": translator.seed,
+        "source_tag": translator.source_tag,
+        "target_tag": translator.target_tag,
+        "prefix": job.prefix,
+        "nbest": job.nbest,
+        "format": str(job.form),
+        "confidence": job.confidence_of is not None,
+        "markup": isinstance(job, MarkupJob),
+        "glossary": [] if translator.glossary is None else [asdict(entry) for entry in translator.glossary.entries],
+    }
