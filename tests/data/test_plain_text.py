@@ -239,7 +239,7 @@ def test_an_imported_models_stream_is_cached_as_if_encoded_at_once(tmp_path, mon
     content = "\n\n a\n\n\nb  \n    indented\n\n \nc\n    x\n\n\n" * 5
     plan = recipe(tmp_path, content, text={"unit": "bpe", "vocabulary": 280}, documents="stream")
     tokenizer = imported([content] * 3)
-    monkeypatch.setattr(f"{STORE}.CHUNK_PAIRS", chunk)
+    monkeypatch.setattr(f"{STORE}.BLOCK_PAIRS", chunk)
     [store] = build(plan, tokenizer, tokenizer)
     assert store.target[0].tolist() == tokenizer.encode(content) == encode_stream(tokenizer, content)
     assert store.report.documents == content.count("\n")

@@ -18,9 +18,10 @@ import pytest
 from regard.data import token_cache as module
 from regard.data import token_files, workers
 from regard.data.cache_entry import CacheEntry
+from regard.data.cache_key import cache_folder
 from regard.data.corpus_encoder import CorpusEncoder
 from regard.data.labelled import ClassIds
-from regard.data.token_cache import build, cache_folder
+from regard.data.token_cache import build
 from regard.data.token_store import CorpusReport, Ragged, TokenStore
 from regard.data.vocabulary import learn_tokenizers, sample
 from regard.errors import UserError
@@ -120,7 +121,7 @@ def test_an_unknown_class_is_an_error(tmp_path):
 def test_several_chunks_equal_one_chunk(tmp_path, monkeypatch):
     lines = "".join(f"{'a ' * (n % 5 + 1)}b\tc {n}\n" for n in range(25))
     [whole], _ = made(recipe(tmp_path, lines))
-    monkeypatch.setattr(module, "CHUNK_PAIRS", 10)
+    monkeypatch.setattr(module, "BLOCK_PAIRS", 10)
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "other"))
     [parts], read = made(recipe(tmp_path, lines))
     assert [pairs for _, pairs in read] == [10, 20, 25]
@@ -282,7 +283,7 @@ LINES = [f"a b{n % 7} c {n}\tx {n} y{n % 5}" for n in range(1000)]
     ids=["pairs", "documents", "stream"],
 )
 def test_several_processes_write_the_same_bytes_as_one(tmp_path, monkeypatch, settings):
-    monkeypatch.setattr(module, "CHUNK_PAIRS", 37)
+    monkeypatch.setattr(module, "BLOCK_PAIRS", 37)
     text = {"unit": "bpe", "vocabulary": 300}
     model = {} if "text" not in settings else {"family": "gpt"}
     data = {"folder": str(tmp_path), "pairs": "a.tsv", "max_length": 12, **settings}

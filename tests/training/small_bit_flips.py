@@ -13,7 +13,7 @@ from small_runs import small, train_run
 from bit_flips import Outcome, flipped, observe, places
 from regard import tensor_io
 from regard.api import Model
-from regard.data.token_cache import cache_folder
+from regard.data.cache_key import cache_folder
 from regard.files import DirectoryLock
 from regard.run_dir import RunDir
 from regard.training import setup

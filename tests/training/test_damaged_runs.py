@@ -17,8 +17,8 @@ from small_runs import content, equal, interrupt, metrics, small, tensors, train
 
 from bit_flips import flipped
 from regard import tensor_io
+from regard.data.cache_key import cache_folder
 from regard.data.stream import BatchShare
-from regard.data.token_cache import cache_folder
 from regard.errors import RegardWarning, UserError
 from regard.files import DirectoryLock, atomic_write, write_text
 from regard.recipes import to_toml

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from regard.data.token_cache import cache_folder
+from regard.data.cache_key import cache_folder
 from regard.errors import UserError
 
 LINES_PER_WRITE = 1000
