@@ -185,7 +185,7 @@ class CapturedRunner(StaticRunner):
             return run_eagerly(model, request, constraints, watch)
         assert isinstance(model, nn.Module)
         device = request.source.layout.device
-        with self._lock, torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        with self._exclusive(device):
             for _ in range(2):
                 try:
                     stepped = self._prepare(model)
@@ -205,11 +205,17 @@ class CapturedRunner(StaticRunner):
     @contextmanager
     def session(self, model: SequenceModel) -> Iterator[Stepper]:
         device = next(model.parameters()).device
-        with self._lock, torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        with self._exclusive(device):
             if not self._addresses:  # the weights of a session do not move
                 self._prepare(model)
             with self._precision(device.type):
                 yield model if self.copy is None else self.copy.model  # type: ignore[misc]
+
+    @contextmanager
+    def _exclusive(self, device: torch.device) -> Iterator[None]:
+        """Let one thread at a time capture and replay, on this device."""
+        with self._lock, torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            yield
 
     def _prepare(self, model: nn.Module) -> Stepper:
         """Return the model to step: the given one, or its bf16 copy, which `_update_copy` then updates."""

@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from regard import cancel
 from regard.decoding.beam_state import SearchState, num_beams
-from regard.decoding.constraints import NO_TOKEN, Constraints
+from regard.decoding.constraints import Constraints
 from regard.decoding.results import read_results
 from regard.decoding.search import CAPACITY, Results, SearchRequest, Stepper, run_eagerly, state_class
 from regard.decoding.watching import Watch, call_watcher
@@ -99,10 +98,6 @@ class StaticSearch:
         """Return a new search with these sentences only."""
         index = torch.tensor(sentences, device=self.hypotheses.done.device)
         return StaticSearch(self.hypotheses.keep(index), self.state.keep(index))
-
-    def grown(self, capacity: int) -> StaticSearch:
-        """Return a new search with capacity for so many tokens."""
-        return self.resized(Sizes(capacity))
 
     def resized(self, sizes: Sizes) -> StaticSearch:
         """Return a new search with these sizes, which are at least the present ones."""
@@ -211,13 +206,9 @@ class StaticRunner:
 
     def _padded(self, constraints: Constraints) -> Constraints:
         """Round the widths of prefixes and prompts; drop prompts that no constraint reads."""
-        prefix = constraints.prefix
         prompt = constraints.prompt[:, :0] if constraints.repetition == 1 else constraints.prompt
-
-        def wide(x: Tensor) -> Tensor:
-            return F.pad(x, (0, self.size(x.shape[1], 8) - x.shape[1]), value=NO_TOKEN) if x.shape[1] else x
-
-        return replace(constraints, prefix=wide(prefix), prompt=wide(prompt))
+        widths = (self.size(width, 8) if width else 0 for width in (constraints.prefix.shape[1], prompt.shape[1]))
+        return replace(constraints, prompt=prompt).widened(*widths)
 
     def opened(self, model: SequenceModel, setup: Setup) -> StaticSearch:
         """Return the search before its first step."""
@@ -267,7 +258,7 @@ class StaticRunner:
                 search.hypotheses.drop(slice(len(live), None))
                 sentences, live = [sentences[n] for n in live], list(range(len(live)))
             if steps == capacity < longest:
-                search = search.grown(min(2 * capacity, self.size(longest, 16)))
+                search = search.resized(Sizes(min(2 * capacity, self.size(longest, 16))))
 
     def _poll(self, search: StaticSearch) -> Callable[[], list[bool]]:
         """Request which sentences are done now; the returned function waits for the answer."""
