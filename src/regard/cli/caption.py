@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from regard.api import load
 from regard.cli import options
 from regard.cli.write_texts import write_texts
+from regard.errors import UserError
+from regard.tasks.translator import Answer
 
 
 def caption(
@@ -55,7 +59,33 @@ def caption(
 
         regard caption runs/scenes 'test 1' 'test 2' --nbest 3
     """
+    names = images or []
+    for name in names:
+        options.check_utf8(INPUT=name)
     loaded = load(run, *(others or []), weights=weights, device=device, precision=precision)
     loaded.require_verb("caption")
+    if not names:
+        raise UserError(f"nothing to read: give files, as in regard caption RUN {loaded.task.usage}")
     settings = options.changed(beam=beam, length_penalty=length_penalty)
-    write_texts(loaded, images or [], settings, nbest, form, output, quiet)
+    if nbest > 1:
+        settings = {"beam": max(nbest, loaded.recipe.decoding.beam), **settings}
+    read = loaded.feature_task().read_argument
+    line_of = _json if form is options.OutputFormat.JSONL else partial(_plain, nbest)
+    write_texts(loaded, names, settings, read=read, line_of=line_of, nbest=nbest, output=output, quiet=quiet)
+
+
+def _plain(nbest: int, name: str, image: Any, answer: Answer) -> str:
+    if nbest == 1:
+        return answer.texts[0]
+    scored = zip(answer.hypotheses, answer.texts, strict=True)
+    return "\n".join(f"{hypothesis.score:.4f}\t{text}" for hypothesis, text in scored)
+
+
+def _json(name: str, image: Any, answer: Answer) -> str:
+    scores = [round(hypothesis.score, 6) for hypothesis in answer.hypotheses]
+    entry: dict[str, Any] = {"input": name, "text": answer.texts[0], "score": scores[0] if scores else None}
+    if len(answer.texts) > 1:
+        entry["alternatives"] = [
+            {"text": text, "score": score} for text, score in zip(answer.texts, scores, strict=True)
+        ]
+    return json.dumps(entry, ensure_ascii=False)

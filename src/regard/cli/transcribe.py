@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from regard.cli import decoders, options
-from regard.cli.output import text_output, written
-from regard.cli.progress import progress_bar
-from regard.data.audio import SUFFIXES
+from regard.cli import options
+from regard.cli.write_texts import write_texts
+from regard.data.audio import SUFFIXES, Samples
 from regard.errors import UserError
 from regard.runs import LoadedRun
 from regard.tasks.speech import SpeechTask
 from regard.tasks.translator import Answer
-
-CHUNK = 64  # recordings read at a time
 
 
 def transcribe(
@@ -60,19 +56,20 @@ def transcribe(
         raise UserError("--nbest needs --format jsonl")
     loaded = LoadedRun.load(run, weights=weights, device=device, precision=precision)
     loaded.require_verb("transcribe")
-    paths = [found for path in files for found in sound_files(path)]
-    changes = options.changed(beam=beam)
+    task = loaded.feature_task()
+    assert isinstance(task, SpeechTask)
     if nbest > (beam or loaded.recipe.decoding.beam):
         raise UserError(f"--nbest {nbest} needs --beam of at least {nbest}")
-    lines = _lines(loaded, paths, nbest, form, changes, quiet)
-    if output is not None:
-        with written(output) as out:
-            out.writelines(line + "\n" for line in lines)
-        return
-    out_stream = text_output()
-    for line in lines:
-        out_stream.write(line + "\n")
-        out_stream.flush()
+    names = [str(found) for path in files for found in sound_files(path)]
+
+    def line_of(name: str, samples: Samples, answer: Answer) -> str:
+        if form is options.OutputFormat.JSONL:
+            return _json(name, len(samples) / task.settings.sample_rate, answer)
+        return answer.texts[0] if len(names) == 1 else f"{name}\t{answer.texts[0]}"
+
+    settings = options.changed(beam=beam)
+    read = task.read_input
+    write_texts(loaded, names, settings, read=read, line_of=line_of, nbest=nbest, output=output, quiet=quiet)
 
 
 def sound_files(path: Path) -> list[Path]:
@@ -85,27 +82,8 @@ def sound_files(path: Path) -> list[Path]:
     return found
 
 
-def _lines(
-    loaded: LoadedRun, paths: list[Path], nbest: int, form: options.OutputFormat, changes: dict[str, Any], quiet: bool
-) -> Iterator[str]:
-    """The lines of output, in the order of the files."""
-    task = loaded.task
-    assert isinstance(task, SpeechTask)
-    write = decoders.writer(loaded, changes)
-    with progress_bar("transcribing", len(paths), quiet or len(paths) < CHUNK) as progress:
-        for begin in range(0, len(paths), CHUNK):
-            chunk = paths[begin : begin + CHUNK]
-            sounds = [task.read_input(str(path)) for path in chunk]
-            answers = write([task.features(sound) for sound in sounds], nbest=nbest, progress=progress)
-            for path, sound, answer in zip(chunk, sounds, answers, strict=True):
-                if form is options.OutputFormat.JSONL:
-                    yield _json(path, len(sound) / task.settings.sample_rate, answer)
-                else:
-                    yield answer.texts[0] if len(paths) == 1 else f"{path}\t{answer.texts[0]}"
-
-
-def _json(path: Path, seconds: float, answer: Answer) -> str:
+def _json(name: str, seconds: float, answer: Answer) -> str:
     found = zip(answer.texts, answer.hypotheses, strict=True)
     best = [{"text": text, "score": round(hypothesis.score, 6)} for text, hypothesis in found]
-    entry: dict[str, Any] = {"file": str(path), "seconds": round(seconds, 3), **best[0]}
+    entry: dict[str, Any] = {"file": name, "seconds": round(seconds, 3), **best[0]}
     return json.dumps(entry | ({"nbest": best} if len(best) > 1 else {}), ensure_ascii=False)

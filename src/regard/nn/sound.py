@@ -14,25 +14,16 @@ from torch import Tensor, nn
 from regard import taps
 from regard.dropout import dropout
 from regard.nn import positions
+from regard.nn.embedding import EmbeddingSettings
 from regard.packed import PackedLayout
 from regard.special_tokens import PAD
 
 KERNEL, STRIDE, PADDING = 3, 2, 1  # of a convolution, which halves the frames
 
 
-class SoundSettings(Protocol):
+class SoundSettings(EmbeddingSettings, Protocol):
     """The settings of a family that a sound embedding reads."""
 
-    @property
-    def width(self) -> int: ...
-    @property
-    def positions(self) -> str: ...
-    @property
-    def position_base(self) -> float: ...
-    @property
-    def max_positions(self) -> int: ...
-    @property
-    def dropout(self) -> float: ...
     @property
     def mels(self) -> int: ...
     @property

@@ -21,6 +21,7 @@ from regard.text import Tokenizer
 
 _DATA = {"pairs": "pairs", "text": "plain text"}  # kinds of data in messages
 Output = Literal["sequence", "fills", "class", "numbers"]
+Explained = Literal["translation", "continuation", "class", "masks", "image class"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Task(ABC):
     output: Output  # a sequence of tokens, guesses for masked tokens of the input, a class, or numbers
     scores_pairs: bool  # whether a model gives (source, target) a log-probability
     trace: TraceSpec | None  # None: its models cannot be traced
+    explained: Explained | None = None  # what `regard explain` explains; None: it is not for this task
     targets = "tokens"  # what `Batch.num_targets` counts, in reports of speed
 
     def __init__(self, recipe: Recipe) -> None:

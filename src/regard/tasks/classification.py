@@ -22,6 +22,7 @@ class ClassificationTask(ClassTask, LabelledTextTask):
     about = "name the class of a text"
     verbs = frozenset({"predict", "evaluate", "compare", "look", "draw", "explain", "bench", "export"})
     trace = TraceSpec("classify")
+    explained = "class"
 
     def held_out(self, split: str) -> list[TextPair]:
         return [(text, class_name(name)) for text, name in super().held_out(split)]

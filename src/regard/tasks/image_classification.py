@@ -67,6 +67,7 @@ class ImageClassificationTask(ClassTask, InspectableTask):
     has_source = False
     targets = "images"
     trace = TraceSpec("predict")
+    explained = "image class"
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:

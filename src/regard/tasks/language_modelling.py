@@ -41,6 +41,7 @@ class LanguageModellingTask(TextTask):
     output = "sequence"
     scores_pairs = True
     trace = TraceSpec("generate", input_sides=("inputs",), joined=True)
+    explained = "continuation"
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:

@@ -45,6 +45,7 @@ class MaskedLMTask(TextTask):
     output = "fills"
     scores_pairs = False
     trace = TraceSpec("fill", input_sides=("source", "inputs"))
+    explained = "masks"
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:

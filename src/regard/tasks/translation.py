@@ -33,6 +33,7 @@ class TranslationTask(TextTask):
     output: Output = "sequence"
     scores_pairs = True
     trace = TraceSpec("translate", has_alignment=True)
+    explained = "translation"
 
     def validator(self, run: RunDir, examples: Sequence[Any], device: torch.device) -> TranslationValidator:
         return TranslationValidator(self.recipe, run.tokenizers, examples, device)

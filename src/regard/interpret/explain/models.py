@@ -108,20 +108,18 @@ def explain_request(
 ) -> ExplainRequest:
     """Make the black box of a run for one text or image, with the run's own output or a given `target`.
 
-    The parts are hidden and the outputs scored by task. Translation: source words, target words. Language model: words
-    of the prompt, words of the continuation. Classification: words of the text, classes (`target` names the class to
-    explain). Masked language model: words of the text, the most probable token for each [MASK]. Images: pixels,
-    classes.
+    `Task.explained` says which parts are hidden and which outputs scored. Translation: source words, target words.
+    Language model: words of the prompt, words of the continuation. Classification: words of the text, classes
+    (`target` names the class to explain). Masked language model: words of the text, the most probable token for each
+    [MASK]. Images: pixels, classes.
     """
     masking = masking or MaskingMode()
-    if loaded.task.name in IMAGE_REQUESTS:
-        return IMAGE_REQUESTS[loaded.task.name](loaded, given, target, masking)
-    kind = None if loaded.task.trace is None else loaded.task.trace.kind
-    if kind not in REQUESTS:
-        raise UserError(f"{loaded.run.path}: a run for {loaded.task.name} cannot be explained")
-    if not given.strip():
+    task = loaded.task
+    if task.explained is None:
+        raise UserError(f"{loaded.run.path}: a run for {task.name} cannot be explained")
+    if isinstance(given, str) and not given.strip():
         raise UserError("there is nothing to explain: the text is blank")
-    return REQUESTS[kind](loaded, given, target, masking)
+    return REQUESTS[task.explained](loaded, given, target, masking)
 
 
 def _translation(loaded: LoadedRun, text: str, target: str | None, masking: MaskingMode) -> ExplainRequest:
@@ -247,13 +245,13 @@ def _fills(loaded: LoadedRun, text: str, target: str | None, masking: MaskingMod
     return ExplainRequest(box, filled.text, about, attention, False, masking)
 
 
-REQUESTS: dict[str | None, Callable[[LoadedRun, str, str | None, MaskingMode], ExplainRequest]] = {
-    "translate": _translation,
-    "generate": _continuation,
-    "classify": _classification,
-    "fill": _fills,
-}  # by the kind of a task's trace
-IMAGE_REQUESTS = {"image-classification": image_request}  # by task
+REQUESTS: dict[str, Callable[[LoadedRun, Any, str | None, MaskingMode], ExplainRequest]] = {  # by `Task.explained`
+    "translation": _translation,
+    "continuation": _continuation,
+    "class": _classification,
+    "masks": _fills,
+    "image class": image_request,
+}
 
 
 def _self_attention(
