@@ -48,9 +48,9 @@ def train(
     `fits` tells whether each of them can hold all of it (`planning.fits`), which decides where `training.parallel` is
     "auto".
     """
-    where, out = distributed.local_device(devices.pick(device)), Path(out)
-    with distributed.joined(where, recipe.training.timeout), distributed.lost_process_named():
-        recipe = _choose_parallel(recipe, where, fits)
+    local_device, out = distributed.local_device(devices.pick(device)), Path(out)
+    with distributed.joined(local_device, recipe.training.timeout), distributed.lost_process_named():
+        recipe = _choose_parallel(recipe, local_device, fits)
         reporter, task = pick(quiet or not distributed.is_main()), tasks.of(recipe)
         reporter.members, reporter.targets = task.members, task.targets
         with distributed.main_first():
@@ -58,18 +58,18 @@ def train(
             for line in task.check_files(resumed=(out / "resume.safetensors").exists()):
                 reporter.say(line)
             held_out = task.held_out("valid")
-            _refuse_too_large(recipe, (0, 0), where)  # the vocabularies are not known yet
+            _refuse_too_large(recipe, (0, 0), local_device)  # the vocabularies are not known yet
             RunDir.refuse_other_folder(out)
         with distributed.main_first():  # the lock is the job's: its other processes are admitted
             lock = DirectoryLock(out, "training", exclusive=distributed.is_main())
         with lock:  # nothing is written before
-            return _train(task, lock, where, given, held_out, reporter)
+            return _train(task, lock, local_device, given, held_out, reporter)
 
 
 def _train(
     task: Task,
     lock: DirectoryLock,
-    where: torch.device,
+    device: torch.device,
     given: RunDir | None,
     held_out: Sequence[Any],
     reporter: Reporter,
@@ -93,31 +93,31 @@ def _train(
     if settings.adapter != "none" and origin is None and not run.resume.exists():
         raise UserError('training.adapter = "lora" adapts the weights of another run: name it with --from')
     torch.manual_seed(settings.seed)
-    _refuse_too_large(recipe, run.vocabulary_sizes, where)
+    _refuse_too_large(recipe, run.vocabulary_sizes, device)
     model = run.fresh_model()
     started = None  # the run whose weights are validated before the first update
     if origin is not None:  # report a misfit before the long work
         origins.warn_of_old_held_out(recipe, origin, reporter)
         started = origin.path if origins.load_origin(origin, run, model, reporter) else None
     with distributed.main_first():
-        write_attention_links(run, origin, where, reporter)
+        write_attention_links(run, origin, device, reporter)
         dataset = task.dataset(run, progress=reporter.counted, say=reporter.say)
-    how, static = plan_updates(run, model, where)
+    backend, static = plan_updates(run, model, device)
     identity = {"static": static, "data": dataset.digest, "held_out": task.digest(held_out)}
     _refuse_other_data(run, identity)
     batches = task.stream(run, dataset, static)
     if not accelerate.shards(settings):  # else each block moves to the device when it is sharded
-        model = model.to(where)
+        model = model.to(device)
     for line in task.describe(run, dataset, static):
         reporter.say(line)
-    _describe_model(reporter, run, model, where)
-    validator = task.validator(run, held_out, where)
+    _describe_model(reporter, run, model, device)
+    validator = task.validator(run, held_out, device)
     if _trained(run):
-        how = "plain"  # without updates there is nothing to compile
-    how, shape = choose_backend(how, batches, model, settings, where, reporter.say)
-    parallel = accelerate.data_parallel(model, settings, where, how)
-    with devices.held_memory(where):
-        Trainer(run, model, batches, validator, reporter, where, shape, identity, started, lock, parallel).train()
+        backend = "plain"  # without updates there is nothing to compile
+    backend, shape = choose_backend(backend, batches, model, settings, device, reporter.say)
+    parallel = accelerate.data_parallel(model, settings, device, backend)
+    with devices.held_memory(device):
+        Trainer(run, model, batches, validator, reporter, device, shape, identity, started, lock, parallel).train()
     return run
 
 
@@ -155,11 +155,11 @@ def plan_updates(run: RunDir, model: SequenceModel, device: torch.device) -> tup
     Captured and compiled updates need static batches. A run that is resumed keeps the kind of batches it began with;
     where these are not static, its updates are plain.
     """
-    how = accelerate.requested_backend(run.recipe.training, model, device)
+    backend = accelerate.requested_backend(run.recipe.training, model, device)
     if not run.resume.exists():
-        return how, how != "plain"
+        return backend, backend != "plain"
     static = bool(tensor_io.read_metadata(run.resume).get("static", False))
-    return how if static else "plain", static
+    return backend if static else "plain", static
 
 
 def _trained(run: RunDir) -> bool:
@@ -238,7 +238,7 @@ def _refuse_other_data(run: RunDir, identity: dict[str, Any]) -> None:
 
 
 def choose_backend(
-    how: str,
+    backend: str,
     batches: BatchStream,
     model: SequenceModel,
     settings: TrainingSettings,
@@ -246,12 +246,13 @@ def choose_backend(
     say: Callable[[str], None],
 ) -> tuple[str, StaticBatchShape[Any] | None]:
     """Prepare the model; return the backend of its updates and, unless it is plain, the shape of all batches."""
-    if how == "plain":
+    if backend == "plain":
         return accelerate.for_training(model, settings, device, say=say), None
     first = batches.batch_at(0)
     shape = StaticBatchShape(first)
-    how = accelerate.for_training(model, settings, device, how, shape.unflatten(shape.flatten(first).to(device)), say)
-    return how, None if how == "plain" else shape
+    example = shape.unflatten(shape.flatten(first).to(device))
+    backend = accelerate.for_training(model, settings, device, backend, example, say)
+    return backend, None if backend == "plain" else shape
 
 
 def _describe_model(reporter: Reporter, run: RunDir, model: SequenceModel, device: torch.device) -> None:
