@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from regard.attention import BeamTree, KVCache
+from regard.attention import BeamTree, KVCache, StaticBeamTree, StaticKVCache
 
 SENTENCES, BEAMS, HEADS, WIDTH, CAPACITY = 2, 3, 2, 4, 5
 
 
-def fixed_cache(cursors: list[int]) -> tuple[BeamTree, KVCache]:
+def static_cache(cursors: list[int]) -> tuple[StaticBeamTree, StaticKVCache]:
     """A tree and a cache whose sentences have so many entries already."""
-    tree = BeamTree(SENTENCES).fixed(BEAMS, CAPACITY, 0, torch.device("cpu"))
+    begun = BeamTree(SENTENCES)
+    tree = StaticBeamTree.start(begun, BEAMS, CAPACITY, 0, torch.device("cpu"))
     empty = torch.empty(0, HEADS, 0, WIDTH)
-    cache = KVCache(tree).fixed(tree, (empty, empty))
-    assert tree.cursor is not None and tree.fed is not None and tree.seen is not None
+    cache = StaticKVCache.start(KVCache(begun), tree, (empty, empty))
     tree.cursor.copy_(torch.tensor(cursors))
     tree.fed.copy_(tree.cursor // BEAMS)
     for n, cursor in enumerate(cursors):
@@ -26,25 +26,24 @@ def fixed_cache(cursors: list[int]) -> tuple[BeamTree, KVCache]:
 @pytest.mark.parametrize("cursors", [[0, 0], [6, 6], [3, 9], [15, 15]])
 def test_slices_hold_what_indices_would_write(cursors: list[int]) -> None:
     torch.manual_seed(0)
-    tree, cache = fixed_cache(cursors)
+    tree, cache = static_cache(cursors)
     torch.manual_seed(0)
-    other, twin = fixed_cache(cursors)
+    other, by_index = static_cache(cursors)
     for _ in range(2):
         new = [torch.randn(SENTENCES * BEAMS, HEADS, WIDTH) for _ in range(3)]
         tree.enter(None, torch.device("cpu"))
         assert (tree.uniform is None) == (cursors[0] != cursors[1])
         enter_by_index(other)
-        cache.positions(new[0]), twin.positions(new[0])
-        ours, expected = cache.open(*new), twin.open(*new)
+        cache.positions(new[0]), by_index.positions(new[0])
+        ours, expected = cache.open(*new), by_index.open(*new)
         for a, b in zip(ours[:3], expected[:3], strict=True):
             assert torch.equal(a, b)
         assert torch.equal(ours[3].table, expected[3].table)  # type: ignore[arg-type]
-        assert torch.equal(tree.seen, other.seen) and torch.equal(tree.cursor, other.cursor)  # type: ignore[arg-type]
+        assert torch.equal(tree.seen, other.seen) and torch.equal(tree.cursor, other.cursor)
 
 
-def enter_by_index(tree: BeamTree) -> None:
+def enter_by_index(tree: StaticBeamTree) -> None:
     """`enter`, but what it writes as slices is written by indices."""
-    assert tree.seen is not None and tree.cursor is not None
     before = tree.seen.clone()
     tree.enter(None, torch.device("cpu"))
     beam = torch.arange(BEAMS)

@@ -27,6 +27,7 @@ from regard.attention.positional_scores import (
     SoftCapped,
 )
 from regard.attention.scores import Additive, Bilinear, Dot, ScaledDot, Score
+from regard.attention.static_kv_cache import StaticBeamTree, StaticKVCache
 from regard.attention.static_layout import StaticPackedLayout, StaticQK
 
 __all__ = [
@@ -58,6 +59,8 @@ __all__ = [
     "Segments",
     "SoftCapped",
     "SourceCache",
+    "StaticBeamTree",
+    "StaticKVCache",
     "StaticPackedLayout",
     "StaticQK",
     "Strided",

@@ -1,13 +1,14 @@
 """KV caches for decoding: of the tokens that beams were fed (self-attention), and of the source (cross-attention).
 
+They grow with every token; `static_kv_cache` has those with static shapes and addresses, as CUDA graphs require.
 Shapes: N sentences, K beams each, H heads, D features of a head, E entries of a cache, T tokens fed at once.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Sequence
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -25,11 +26,11 @@ class BeamTree:
     reordered: `seen` [N, K, E] marks those that a beam attends to (None: all of them, while there is one beam). Prompts
     are padded on the left: `padding` [N] counts the empty entries before the first token. `mask` restricts attention to
     earlier tokens (None: causal), in the layers whose caches ask for it.
-
-    A tree grows with every token. `fixed` returns one with static shapes and addresses, as CUDA graphs require, in
-    which the index of the next entry (`cursor`) and the tokens of a sentence (`fed`) are tensors: sentences may have
-    been fed different numbers of tokens. When a sentence has no more room, it overwrites its last entries.
     """
+
+    is_static: ClassVar[bool] = False
+    SENTENCE_TENSORS: ClassVar[tuple[str, ...]] = ("seen", "padding")  # those with a row for each sentence
+    used: int | None = None  # entries in use, if the tensors have more; None: all, or only the device knows
 
     def __init__(self, sentences: int, mask: Mask | None = None, padding: Tensor | None = None) -> None:
         self.sentences, self.mask, self.padding = sentences, mask, padding
@@ -38,22 +39,14 @@ class BeamTree:
         self.entries = 0
         self.turn = 0  # number of calls of `enter`
         self.seen: Tensor | None = None
-        self.index: Tensor | None = None  # [E] or [N, E] position of each entry, including padding; for masks
-        self.cursor: Tensor | None = None  # [N]
-        self.fed: Tensor | None = None  # [N]
+        self.index: Tensor | None = None  # [E] position of each entry, including padding; for masks
         self.position = TokenPositions(torch.empty(0, dtype=torch.long))  # of the tokens fed last
-        self.used: int | None = None  # entries in use, unless only the device knows
-        self.uniform: int | None = None  # the first new entry of all sentences, where it is the same and on a CPU
         self._queries = 1
         self._allowed: dict[bool, MaskTable] = {}  # by whether `mask` applies
-        self._levels: Tensor | None = None  # 0 and -inf
-        self._indices: tuple[Tensor, Tensor, Tensor] | None = None  # of `_step_indices`
 
     def enter(self, tokens: int | None, device: torch.device) -> None:
         """Add entries: one token per beam (None), or this many prompt tokens per sentence, which has one beam."""
         self.turn, self._allowed = self.turn + 1, {}
-        if self.cursor is not None:
-            return self._enter_fixed()
         count = 1 if tokens is None else tokens
         new = torch.arange(self.length, self.length + count, device=device)
         position = new[None] if self.padding is None else new - self.padding[:, None]  # [N or 1, T]
@@ -71,37 +64,6 @@ class BeamTree:
         self.position = TokenPositions(position)
         self.entries += count * self.beams
         self.length, self._queries = self.length + count, count
-        return None
-
-    def _enter_fixed(self) -> None:
-        assert self.cursor is not None and self.fed is not None and self.seen is not None and self.padding is not None
-        beam, self.rows, same_beam = self._step_indices()
-        self.write = self.cursor.clamp(max=self.seen.shape[-1] - self.beams)[:, None] + beam  # [N, K], for this step
-        self.used = self.uniform = None
-        if self.cursor.is_cpu:
-            first, last = (int(entry) for entry in self.write[:, 0].aminmax())
-            self.used, self.uniform = last + self.beams, first if first == last else None
-        if self.uniform is None:
-            self.seen.scatter_(2, self.write[:, None].expand_as(same_beam), same_beam)
-        else:
-            self.seen[..., self.uniform : self.used] = same_beam
-        if self.index is not None:
-            self.index.scatter_(1, self.write, (self.fed + self.padding)[:, None].expand_as(self.write))
-        self.position = TokenPositions(self.fed[:, None].repeat(1, self.beams).flatten())
-        self.cursor.add_(self.beams)
-        self.fed.add_(1)
-
-    def _step_indices(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Beams [K], sentences [N, 1], and which beams are the same [N, K, K]; on a CPU the same tensors every step."""
-        assert self.cursor is not None
-        if self._indices is not None and self._indices[2].shape[:2] == (self.sentences, self.beams):
-            return self._indices
-        beam = torch.arange(self.beams, device=self.cursor.device)
-        same_beam = (beam[:, None] == beam).expand(self.sentences, -1, -1)
-        indices = beam, torch.arange(self.sentences, device=beam.device)[:, None], same_beam
-        if self.cursor.is_cpu:  # tensors made while a step is captured are valid in its replays only
-            self._indices = indices
-        return indices
 
     def allowed(self, dtype: torch.dtype, masked: bool = True) -> MaskTable:
         """The mask of the tokens fed last; computed once for all layers of a kind, whose scores have this dtype."""
@@ -133,14 +95,10 @@ class BeamTree:
                 SegmentPositions(here, torch.zeros_like(here)), SegmentPositions(keys, torch.zeros_like(keys))
             )
             table = visible if table is None else table & visible  # [N, K, E] & [N or 1, 1, E]
-        if table is None:
-            return MaskTable(no_empty_rows=True)
-        table = table.unsqueeze(1)
-        if self.cursor is None:
-            return MaskTable.with_bias(table, dtype)
-        if self._levels is None or self._levels.dtype != dtype:
-            self._levels = torch.tensor([0.0, -math.inf], dtype=dtype, device=table.device)
-        return MaskTable(table, no_empty_rows=True, bias=torch.where(table, self._levels[0], self._levels[1]))
+        return MaskTable(no_empty_rows=True) if table is None else self._with_bias(table.unsqueeze(1), dtype)
+
+    def _with_bias(self, table: Tensor, dtype: torch.dtype) -> MaskTable:
+        return MaskTable.with_bias(table, dtype)
 
     def follow(self, parents: Tensor) -> None:
         """Beam k of sentence n continues beam `parents[n, k]`."""
@@ -149,75 +107,16 @@ class BeamTree:
             if self.beams > 1:
                 self.seen = torch.ones(*parents.shape, self.entries, dtype=torch.bool, device=parents.device)
         elif before > 1 or self.beams > 1:
-            seen = self.seen.gather(1, parents[..., None].expand(-1, -1, self.seen.shape[-1]))
-            self.seen = seen if self.cursor is None else self.seen.copy_(seen)
+            self.seen = self.seen.gather(1, parents[..., None].expand(-1, -1, self.seen.shape[-1]))
 
-    def keep(self, sentences: Tensor) -> BeamTree:
+    def keep(self, sentences: Tensor) -> Self:
         """Return a tree with these sentences only, [M] indices into the present N."""
         kept = copy.copy(self)
         kept.sentences, kept._allowed = len(sentences), {}
-        for name in ("seen", "padding", "fed", "cursor", *(() if self.cursor is None else ("index",))):
+        for name in self.SENTENCE_TENSORS:
             rows = getattr(self, name)
             setattr(kept, name, None if rows is None else rows.index_select(0, sentences))
         return kept
-
-    def fixed(self, beams: int, capacity: int, prompt: int, device: torch.device) -> BeamTree:
-        """Return a tree with static shapes, for `capacity` more tokens of each of `beams` beams, which start equal.
-
-        It has `prompt` entries for prompts; unused ones are masked.
-        """
-        made = copy.copy(self)
-        made.beams, made.entries, made._queries, made._allowed = beams, prompt, 1, {}
-        made.seen = torch.zeros(self.sentences, beams, prompt + beams * capacity, dtype=torch.bool, device=device)
-        made.seen[..., : self.entries] = True if self.seen is None else self.seen
-        made.cursor = torch.full((self.sentences,), prompt, device=device)
-        made.fed = torch.full((self.sentences,), self.length, device=device)
-        made.padding = torch.zeros_like(made.fed) if self.padding is None else self.padding.clone()
-        made.fed -= made.padding
-        if self.mask is not None:
-            entries = torch.arange(made.seen.shape[-1], device=device)
-            made.index = entries.repeat(self.sentences, 1)  # of those after the prompt, `enter` writes the position
-        return made
-
-    def grown(self, capacity: int, prompt: int = 0) -> BeamTree:
-        """Return a tree with static shapes and capacity for this many tokens, after prompts of this length."""
-        assert self.seen is not None
-        made = copy.copy(self)
-        made.entries, made._allowed = max(self.entries, prompt), {}
-        more = made.entries + self.beams * capacity - self.seen.shape[-1]
-        made.seen = F.pad(self.seen, (0, more))
-        made.index = None if self.index is None else F.pad(self.index, (0, more))
-        return made
-
-    def compacted(self) -> Tensor:
-        """Move the entries that some beam descends from to the front, and forget the others; return the order [N, E'].
-
-        In beam search most entries belong to no beam after a few steps. For a tree with static shapes; the caches must
-        follow (`KVCache.reorder_entries`).
-        """
-        assert self.seen is not None and self.cursor is not None
-        needed = self.seen.any(1)  # [N, E]
-        self.cursor.copy_(needed.sum(1))
-        order = needed.logical_not().byte().argsort(dim=-1, stable=True)[:, : int(self.cursor.max())]
-        entries = order.shape[1]
-        self.seen[..., :entries] = self.seen.gather(2, order[:, None].expand(-1, self.beams, -1))
-        self.seen[..., entries:] = False
-        if self.index is not None:
-            self.index[:, :entries] = self.index.gather(1, order)
-        return order
-
-    def restart(self) -> None:
-        """Reset a tree with static shapes that started without prompts."""
-        assert self.seen is not None and self.cursor is not None and self.fed is not None
-        for tensor in (self.seen, self.cursor, self.fed):
-            tensor.zero_()
-
-    def tensors(self) -> Iterator[Tensor]:
-        """The tensors of a tree with static shapes, in a fixed order."""
-        for tensor in (self.seen, self.cursor, self.fed, self.padding):
-            assert tensor is not None
-            yield tensor
-        yield from () if self.index is None else (self.index,)
 
 
 class KVCache:
@@ -225,7 +124,7 @@ class KVCache:
 
     Beams are folded into the query axis; the tree masks the entries that a beam does not descend from. A step adds one
     token per beam, [N * K, H, D]; a prompt or a segment adds several per sentence, [N, T, H, D]. The capacity doubles
-    when it is exhausted, unless the tree is fixed.
+    when it is exhausted.
     """
 
     def __init__(
@@ -250,22 +149,16 @@ class KVCache:
             self.positions(query)
         self._announced = False
         q, k, v = map(self._folded, (query, key, value))
-        tree = self.tree
-        if tree.cursor is None:
-            held = tree.entries - k.shape[2]
-            self.key = _with_capacity(self.key, k, held, self._prompt)
-            self.value = _with_capacity(self.value, v, held, self._prompt)
-            self.key[:, :, held : tree.entries], self.value[:, :, held : tree.entries] = k, v
-            k, v = self.key[:, :, : tree.entries], self.value[:, :, : tree.entries]
-        else:
-            assert self.key is not None and self.value is not None
-            for store, new in ((self.key, k), (self.value, v)):
-                if tree.uniform is None:
-                    store.transpose(1, 2)[tree.rows, tree.write] = new.transpose(1, 2).to(store.dtype)
-                else:  # a copy of a slice, which takes a fraction of the time
-                    store[:, :, tree.uniform : tree.used] = new
-            k, v = self.key[:, :, : tree.used], self.value[:, :, : tree.used]
-        return q, k, v, tree.allowed(q.dtype, self.masked)
+        return q, *self._append(k, v), self.tree.allowed(q.dtype, self.masked)
+
+    def _append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the keys and values [N, H, T, D] of the tokens fed last; return those of all entries, [N, H, E, D]."""
+        end = self.tree.entries
+        held = end - key.shape[2]
+        self.key = _with_capacity(self.key, key, held, self._prompt)
+        self.value = _with_capacity(self.value, value, held, self._prompt)
+        self.key[:, :, held:end], self.value[:, :, held:end] = key, value
+        return self.key[:, :, :end], self.value[:, :, :end]
 
     def _folded(self, x: Tensor) -> Tensor:
         """[N * K, H, D] or [N, T, H, D] -> [N, H, K or T, D]."""
@@ -278,35 +171,10 @@ class KVCache:
     def lengths(self) -> None:
         return None
 
-    def keep(self, sentences: Tensor, tree: BeamTree) -> KVCache:
+    def keep(self, sentences: Tensor, tree: BeamTree) -> Self:
         """Return a cache with these sentences only, for a tree that has them."""
         kept = (None if x is None else x.index_select(0, sentences) for x in (self.key, self.value))
-        return KVCache(tree, *kept, masked=self.masked)
-
-    def fixed(self, tree: BeamTree, like: tuple[Tensor, Tensor]) -> KVCache:
-        """Return a cache with static shapes for a fixed tree; `like` has the right heads, widths and dtype."""
-        assert tree.seen is not None
-        stores = []
-        for kept, empty in zip((self.key, self.value), like, strict=True):
-            store = empty.new_zeros(tree.sentences, empty.shape[1], tree.seen.shape[-1], empty.shape[3])
-            if kept is not None:
-                store[:, :, : self.tree.entries] = kept[:, :, : self.tree.entries]
-            stores.append(store)
-        return KVCache(tree, *stores, masked=self.masked)
-
-    def grown(self, tree: BeamTree) -> KVCache:
-        """Return a cache with the capacity of a tree that has grown."""
-        assert tree.seen is not None and self.key is not None and self.value is not None
-        more = tree.seen.shape[-1] - self.key.shape[2]
-        return KVCache(tree, *(F.pad(x, (0, 0, 0, more)) for x in (self.key, self.value)), masked=self.masked)
-
-    def reorder_entries(self, order: Tensor) -> None:
-        """Move entry `order[n, e]` of sentence n to e, with static shapes."""
-        rows = torch.arange(len(order), device=order.device)[:, None]
-        for store in (self.key, self.value):
-            assert store is not None
-            by_entry = store.transpose(1, 2)  # [N, E, H, D]
-            by_entry[:, : order.shape[1]] = by_entry[rows, order]
+        return type(self)(tree, *kept, masked=self.masked)
 
     def trim(self, entries: int) -> None:
         """Keep the last `entries` entries only. The caller trims the tree after the caches of all layers."""
@@ -314,10 +182,6 @@ class KVCache:
             store = getattr(self, name)
             if store is not None:
                 setattr(self, name, store[:, :, max(0, self.tree.entries - entries) : self.tree.entries])
-
-    def tensors(self) -> Iterator[Tensor]:
-        assert self.key is not None and self.value is not None
-        yield from (self.key, self.value)
 
 
 def _with_capacity(store: Tensor | None, new: Tensor, held: int, exact: bool) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Protocol, Self
 
 from torch import Tensor
 
-from regard.attention import BeamTree, KVCache, MultiHeadAttention, SourceCache
+from regard.attention import BeamTree, KVCache, MultiHeadAttention, SourceCache, StaticBeamTree, StaticKVCache
 from regard.attention.kv_cache import fixed_sources, keep_sources, source_tensors
 
 
@@ -60,7 +60,11 @@ class DecoderState:
     """
 
     def __init__(
-        self, tree: BeamTree, self_kv: list[KVCache], cross_kv: Sequence[SourceCache] = (), length: Tensor | None = None
+        self,
+        tree: BeamTree,
+        self_kv: Sequence[KVCache],
+        cross_kv: Sequence[SourceCache] = (),
+        length: Tensor | None = None,
     ) -> None:
         self.tree, self.self_kv, self.cross_kv, self.length = tree, self_kv, cross_kv, length
 
@@ -80,34 +84,48 @@ class DecoderState:
         self.tree.follow(parents)
         return self
 
-    def keep(self, sentences: Tensor) -> DecoderState:
+    def keep(self, sentences: Tensor) -> Self:
         tree = self.tree.keep(sentences)
         self_kv = [cache.keep(sentences, tree) for cache in self.self_kv]
         length = None if self.length is None else self.length[sentences]
-        return DecoderState(tree, self_kv, keep_sources(self.cross_kv, sentences), length)
+        return type(self)(tree, self_kv, keep_sources(self.cross_kv, sentences), length)
 
-    def fixed(self, shape: StaticShape, attentions: Sequence[MultiHeadAttention]) -> DecoderState:
-        """A state of constant shapes and addresses, whose layers' self-attentions are given."""
-        prompt = shape.source if self.length is None else 0
+    def trim(self, entries: int) -> None:
+        """Keep the last `entries` tokens, in a state with one beam per sentence."""
+        for cache in self.self_kv:
+            cache.trim(entries)
+        self.tree.entries = min(self.tree.entries, entries)
+
+
+class StaticDecoderState(DecoderState):
+    """A `DecoderState` of constant shapes and addresses."""
+
+    tree: StaticBeamTree
+    self_kv: Sequence[StaticKVCache]
+
+    @classmethod
+    def of(
+        cls, state: DecoderState, shape: StaticShape, attentions: Sequence[MultiHeadAttention]
+    ) -> StaticDecoderState:
+        """Convert a newly started state, whose layers' self-attentions are given."""
+        prompt = shape.source if state.length is None else 0
         like = [attention.cached_like() for attention in attentions]
-        tree = self.tree.fixed(shape.beams, shape.capacity, prompt, like[0][0].device)
-        self_kv = [cache.fixed(tree, empty) for cache, empty in zip(self.self_kv, like, strict=True)]
-        return DecoderState(tree, self_kv, fixed_sources(self.cross_kv, shape.source), self.length)
+        tree = StaticBeamTree.start(state.tree, shape.beams, shape.capacity, prompt, like[0][0].device)
+        self_kv = [StaticKVCache.start(cache, tree, one) for cache, one in zip(state.self_kv, like, strict=True)]
+        return cls(tree, self_kv, fixed_sources(state.cross_kv, shape.source), state.length)
 
-    def grown(self, capacity: int, source: int = 0) -> DecoderState:
+    def grown(self, capacity: int, source: int = 0) -> Self:
         tree = self.tree.grown(capacity, source if self.length is None else 0)
         cross = self.cross_kv
         if cross and cross[0].key.shape[2] < source:
             cross = fixed_sources(cross, source)
-        return DecoderState(tree, [cache.grown(tree) for cache in self.self_kv], cross, self.length)
+        return type(self)(tree, [cache.grown(tree) for cache in self.self_kv], cross, self.length)
 
     def restart(self, started: DecoderState) -> None:
         """Copy a newly started state of other sources into the tensors of this one."""
         assert self.length is not None and started.length is not None
-        size = self.cross_kv[0].key.shape[2]
-        for old, new in zip(
-            source_tensors(self.cross_kv), source_tensors(fixed_sources(started.cross_kv, size)), strict=True
-        ):
+        sources = fixed_sources(started.cross_kv, self.cross_kv[0].key.shape[2])
+        for old, new in zip(source_tensors(self.cross_kv), source_tensors(sources), strict=True):
             old.copy_(new)
         self.length.copy_(started.length)
         self.tree.restart()
@@ -119,12 +137,6 @@ class DecoderState:
         order = self.tree.compacted()
         for cache in self.self_kv:
             cache.reorder_entries(order)
-
-    def trim(self, entries: int) -> None:
-        """Keep the last `entries` tokens, in a state with one beam per sentence."""
-        for cache in self.self_kv:
-            cache.trim(entries)
-        self.tree.entries = min(self.tree.entries, entries)
 
     def tensors(self) -> Iterator[Tensor]:
         yield from self.tree.tensors()

@@ -19,7 +19,7 @@ from regard import taps
 from regard.attention import BeamTree, Causal, Mask, Segments, StaticPackedLayout, attention_layout
 from regard.errors import UserError
 from regard.models.base import SequenceModel
-from regard.models.decoder_state import DecoderState, StaticShape
+from regard.models.decoder_state import DecoderState, StaticDecoderState, StaticShape
 from regard.models.gpt_settings import GPTSettings
 from regard.nn.block_config import BlockConfig
 from regard.nn.blocks import BlockStack, EncoderBlock
@@ -169,8 +169,8 @@ class GPT(SequenceModel):
             self._extend(state, self.source_embedding, ids)
         return state
 
-    def static_state(self, state: DecoderState, shape: StaticShape) -> DecoderState:
-        return state.fixed(shape, [cast(EncoderBlock, block).self_attn for block in self.decoder])
+    def static_state(self, state: DecoderState, shape: StaticShape) -> StaticDecoderState:
+        return StaticDecoderState.of(state, shape, [cast(EncoderBlock, block).self_attn for block in self.decoder])
 
     def step(self, state: DecoderState, tokens: Tensor) -> tuple[Tensor, DecoderState]:
         state.tree.enter(None, tokens.device)
@@ -181,7 +181,7 @@ class GPT(SequenceModel):
         """Feed the tokens of a step [N*K] or of prompts [N, T], which the tree has entered: [..., D]."""
         tree, longest = state.tree, self.settings.max_positions
         position = tree.position.index.clamp(min=0)
-        if tree.cursor is None and tree.length > longest:
+        if not tree.is_static and tree.length > longest:
             self._check_position(int(position.max()) + 1)
         if self.settings.positions == "learned":  # with static shapes, finished sentences are still fed
             position = position.clamp(max=longest - 1)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regard import taps
 from regard.attention import BeamTree, Causal, attention_layout
 from regard.models.base import SequenceModel
-from regard.models.decoder_state import DecoderState, StaticShape
+from regard.models.decoder_state import DecoderState, StaticDecoderState, StaticShape
 from regard.models.transformer_settings import TransformerSettings
 from regard.nn.block_config import BlockConfig
 from regard.nn.blocks import BlockStack, DecoderBlock, EncoderBlock
@@ -97,11 +97,11 @@ class EncoderDecoder(SequenceModel):
         cross = [cast(DecoderBlock, block).cross_attn.source_kv(encoded, layout) for block in self.decoder]
         return DecoderState.start(len(self.decoder), BeamTree(len(layout)), cross, layout.length)
 
-    def static_state(self, state: DecoderState, shape: StaticShape) -> DecoderState:
+    def static_state(self, state: DecoderState, shape: StaticShape) -> StaticDecoderState:
         encoded = replace(shape, source=self.encoded_length(shape.source))
-        return state.fixed(encoded, [cast(DecoderBlock, block).self_attn for block in self.decoder])
+        return StaticDecoderState.of(state, encoded, [cast(DecoderBlock, block).self_attn for block in self.decoder])
 
-    def restart(self, state: DecoderState, source: Any) -> None:
+    def restart(self, state: StaticDecoderState, source: Any) -> None:
         state.restart(self.start(source))
 
     def step(self, state: DecoderState, tokens: Tensor) -> tuple[Tensor, DecoderState]:
@@ -109,7 +109,7 @@ class EncoderDecoder(SequenceModel):
         state.tree.enter(None, tokens.device)
         position = state.tree.position.index  # [N*K], or [1] for all
         position = position[None] if len(position) == 1 else position.view(tokens.shape)
-        if state.tree.cursor is not None and self.settings.positions == "learned":  # finished sentences are still fed
+        if state.tree.is_static and self.settings.positions == "learned":  # finished sentences are still fed
             position = position.clamp(max=self.settings.max_positions - 1)
         x = self.target_embedding(tokens, position, state.length[:, None]).flatten(0, 1)  # [N, K, D] -> [N*K, D]
         x = self.decoder(x, state.self_kv, state.cross_kv)
