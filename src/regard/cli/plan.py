@@ -119,8 +119,8 @@ def plan(
     how = {"gpus": gpus * nodes, "per_node": gpus, "length": length, "price": price}
     found = make_plan(loaded, hardware, **how)  # type: ignore[arg-type]
     if measured is not None:
-        alone = found.weak_scaling[0].tokens_per_second
-        found = make_plan(loaded, hardware, speed_up=measured["tokens_per_second"] / alone, **how)  # type: ignore[arg-type]
+        one_gpu = found.weak_scaling[0].tokens_per_second
+        found = make_plan(loaded, hardware, speed_up=measured["tokens_per_second"] / one_gpu, **how)  # type: ignore[arg-type]
     chart = _chart(Path(recipe).stem, found)
     if out is not None:
         _draw(chart, out)
@@ -152,9 +152,9 @@ def _draw(chart: Chart, out: Path) -> None:
 
 def _chart(name: str, plan: Plan) -> Chart:
     """Throughput against the number of GPUs, with the ideal line."""
-    alone = plan.weak_scaling[0].tokens_per_second
+    one_gpu = plan.weak_scaling[0].tokens_per_second
     counts = [point.gpus for point in plan.weak_scaling]
-    series = [Series.of("ideal", counts, [alone * count for count in counts])]
+    series = [Series.of("ideal", counts, [one_gpu * count for count in counts])]
     for label, points in (("weak scaling", plan.weak_scaling), ("strong scaling", plan.strong_scaling)):
         series.append(Series.of(label, [p.gpus for p in points], [p.tokens_per_second for p in points]))
     ticks = tuple((float(count), f"{count:,}") for count in counts)

@@ -163,8 +163,8 @@ def _read_tables(nodes: Path, edges: Path) -> NodeGraph:
     names = [row["node"] for _, row in rows]
     position = {name: n for n, name in enumerate(names)}
     if len(position) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"{nodes}: node {twice[:60]!r} occurs twice")
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"{nodes}: node {duplicate[:60]!r} occurs twice")
     weights_of = [_feature_weights(f"{nodes}, line {number}", row["features"]) for number, row in rows]
     features = {name: n for n, name in enumerate(sorted({name for weights in weights_of for name in weights}))}
     classes = {name: n for n, name in enumerate(sorted({row["class"] for _, row in rows if row["class"]}))}

@@ -37,8 +37,8 @@ def node_axis(
     `focus` is the node that the prediction is about; None: the whole graph.
     """
     number, graphs = {node: n for n, node in enumerate(shown)}, batch.graphs
-    some = torch.tensor(list(shown))
-    both = torch.isin(graphs.senders, some) & torch.isin(graphs.receivers, some) & (graphs.senders < graphs.receivers)
+    index = torch.tensor(list(shown))
+    both = torch.isin(graphs.senders, index) & torch.isin(graphs.receivers, index) & (graphs.senders < graphs.receivers)
     pairs = zip(graphs.senders[both].tolist(), graphs.receivers[both].tolist(), strict=True)
     edges = sorted({(number[a], number[b]) for a, b in pairs})
     elements = [

@@ -111,9 +111,9 @@ class BestWeights:
         why = f"by {by} on the held-out data" if progress.best is not None else "as no validation was finite"
         self.outputs.say(f"kept as best: {which_weights(best)} ({figures(best, brief=True)}), {why}")
         if best.get("step") == 0:
-            whose = "that it started from" if self.run.origin is None else f"of {self.run.origin}"
+            origin = "that it started from" if self.run.origin is None else f"of {self.run.origin}"
             self.outputs.say(
-                f"warning: training made nothing better: model.safetensors holds the weights {whose}; "
+                f"warning: training made nothing better: model.safetensors holds the weights {origin}; "
                 "--weights last uses the trained ones"
             )
         if average is not None and not str(best.get("weights")).startswith("average"):

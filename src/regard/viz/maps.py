@@ -68,8 +68,8 @@ class Map:
             into[tokens, word] = 1.0
         mean = np.zeros((len(query_words), len(self.queries)))  # [words, Q]: 1 / number of tokens of the word
         for word, tokens in enumerate(query_words):
-            some = [token for token in tokens if not reading or reading[token]] or list(tokens)
-            mean[word, some] = 1.0 / len(some)
+            averaged = [token for token in tokens if not reading or reading[token]] or list(tokens)
+            mean[word, averaged] = 1.0 / len(averaged)
         return Map(
             np.minimum(mean @ self.weights @ into, 1.0),
             tuple(join_tokens([self.queries[i] for i in tokens]) for tokens in query_words),

@@ -58,8 +58,8 @@ class GraphPanel:
         pairs = [pair for a, b in axis["edges"] for pair in ((a, b), (b, a))]
         pairs += [(node, node) for node in range(len(names))]
         chosen = self.overlay.at if self.overlay.at is not None else axis["focus"]
-        some = [(r, s) for r, s in pairs if chosen in (None, r)]
-        listed = [(names[r], names[s], float(weights[r, s])) for r, s in some]
+        selected = [(r, s) for r, s in pairs if chosen in (None, r)]
+        listed = [(names[r], names[s], float(weights[r, s])) for r, s in selected]
         return sorted((edge for edge in listed if edge[2] > 0), key=lambda edge: -edge[2])
 
     def _about(self) -> str:

@@ -55,10 +55,10 @@ class Overlay:
                 for row, group in enumerate(self.groups)
                 if any(self.queries["elements"][n].get("predicts", True) for n in group)
             ]
-            some = self.map.weights[reading or slice(None)]
+            selected = self.map.weights[reading or slice(None)]
         else:
-            some = self.map.weights
-        return "received, mean of all queries" if len(some) > 1 else "of the prediction", some.mean(0)
+            selected = self.map.weights
+        return "received, mean of all queries" if len(selected) > 1 else "of the prediction", selected.mean(0)
 
     def image(self, name: str) -> np.ndarray | None:
         """An array of the keys' axis, such as an image, from 0 to 1; None if there is none."""

@@ -54,8 +54,8 @@ def chosen(trace: Trace, choice: MapChoice) -> tuple[list[Entry], MapChoice]:
         return _rollout(trace, choice)
     layer = {"cross": "decoder layer", "encoder": "encoder layer", "decoder": "decoder layer"}[part]
     _check_number("--layer", choice.layer, len(entries), layer)
-    some = entries if choice.layer is None else [entries[choice.layer]]
-    _check_number("--head", choice.head, min(int(entry["heads"]) for entry in some), "head")
+    selected = entries if choice.layer is None else [entries[choice.layer]]
+    _check_number("--head", choice.head, min(int(entry["heads"]) for entry in selected), "head")
     if choice.head == "best":
         choice = _best(trace, entries, choice)
     return [entries[choice.layer]] if isinstance(choice.layer, int) else entries, choice

@@ -88,8 +88,8 @@ def _series(name: str, rows: Sequence[Mapping[str, Any]], kind: str, key: str) -
         and math.isfinite(row[key])
     ]
     every = math.ceil(len(points) / MAX_POINTS) or 1
-    some = points[::-1][::every][::-1]
-    return Series.of(name, [step for step, _ in some], [value for _, value in some])
+    selected = points[::-1][::every][::-1]
+    return Series.of(name, [step for step, _ in selected], [value for _, value in selected])
 
 
 def _chart(title: str, y_title: str, series: Sequence[Series]) -> Chart | None:

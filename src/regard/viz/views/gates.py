@@ -21,13 +21,13 @@ DIRECTIONS = {"forward_cell": "forward", "cell": "forward", "backward_cell": "ba
 
 def gates(trace: Trace, part: str | None = None, layer: int | None = None) -> Picture:
     """Draw the mean of every gate over its units, one row per gate; with `layer` (from 0) every unit of its gates."""
-    some = [gate for gate in trace.header["gates"] if part is None or gate["name"].startswith(part)]
-    if not some:
+    selected = [gate for gate in trace.header["gates"] if part is None or gate["name"].startswith(part)]
+    if not selected:
         present = sorted({gate["name"].split(".")[0] for gate in trace.header["gates"]})
         raise UserError(f"--part {part}: this model has gates in its {' and '.join(present)}")
-    entries = [gate for gate in some if layer is None or _layer(gate) == layer]
+    entries = [gate for gate in selected if layer is None or _layer(gate) == layer]
     if not entries:
-        most = 1 + max(_layer(gate) for gate in some)
+        most = 1 + max(_layer(gate) for gate in selected)
         raise UserError(f"--layer {(layer or 0) + 1}: this model has {most} layer{'s' if most > 1 else ''} with gates")
     arrays = {gate["name"]: trace.array(gate["array"]) for gate in entries}  # [T, units]
     means = {name: value.mean(1) for name, value in arrays.items()}
@@ -61,14 +61,14 @@ def _overview(trace: Trace, entries: Sequence[Mapping[str, Any]], means: Mapping
     panels = []
     for side, what in SIDES.items():
         for shares in (True, False):
-            some = [g for g in entries if g["side"] == side and _is_share(trace, g) == shares]
-            if not some:
+            selected = [g for g in entries if g["side"] == side and _is_share(trace, g) == shares]
+            if not selected:
                 continue
-            values = np.stack([means[gate["name"]] for gate in some]).astype(np.float64)
+            values = np.stack([means[gate["name"]] for gate in selected]).astype(np.float64)
             panels.append(
-                Grid(values, tuple(label(gate) for gate in some), axis_labels(trace.elements(side)),
+                Grid(values, tuple(label(gate) for gate in selected), axis_labels(trace.elements(side)),
                      f"Gates over {what}, mean of their units", "", "openness" if shares else "gate",
-                     WEIGHTS if shares else Ramp.between(values), about=_about(some, values), shown=0.0, longest=40)
+                     WEIGHTS if shares else Ramp.between(values), about=_about(selected, values), shown=0.0, longest=40)
             )  # fmt: skip
     return panels
 

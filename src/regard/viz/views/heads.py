@@ -150,8 +150,8 @@ class Multiples:
             wide = max(13, min(24, row.heads[0].weights.shape[1]))
             across = max(1, width // (wide + 2))
             for start in range(0, len(row.heads), across):
-                some = row.heads[start : start + across]
-                blocks = [_lines(head, f"head {start + h + 1}", wide, colour) for h, head in enumerate(some)]
+                selected = row.heads[start : start + across]
+                blocks = [_lines(head, f"head {start + h + 1}", wide, colour) for h, head in enumerate(selected)]
                 lines += ["  ".join(parts).rstrip() for parts in zip(*blocks, strict=True)]
                 lines.append("")
         return "\n".join([*lines, *textwrap.wrap(NOTE, width)]) + "\n"

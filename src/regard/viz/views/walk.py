@@ -165,14 +165,14 @@ def _layers(trace: Trace) -> Grid | None:
         return None
     title, corner, _ = PREDICTIONS.get(header["model"]["output"], NEXT_TOKEN)
     one = header["model"]["output"] == "class"  # one prediction for the whole input
-    some = slice(0, 1) if one else slice(-MAX_TOKENS, None)
+    selected = slice(0, 1) if one else slice(-MAX_TOKENS, None)
     words, values = [], []
     for layer in layers:
-        tops: list[dict[str, Any]] = [row[0] if row else {"text": "", "p": 0.0} for row in layer["top"][some]]
+        tops: list[dict[str, Any]] = [row[0] if row else {"text": "", "p": 0.0} for row in layer["top"][selected]]
         words.append(tuple(_cell_text(top["text"]) for top in tops))
         values.append([top["p"] for top in tops])
-    words.append(tuple(_cell_text(token["text"]) for token in header["axes"]["target"]["elements"][some]))
-    values.append([p or 0.0 for p in header["output"]["p"][some]])  # None for a token outside the output vocabulary
+    words.append(tuple(_cell_text(token["text"]) for token in header["axes"]["target"]["elements"][selected]))
+    values.append([p or 0.0 for p in header["output"]["p"][selected]])  # None for a token outside the output vocabulary
     names = (*(str(layer["label"]) for layer in layers), "output")
     heads = ("class",) if one else axis_labels(_last(header["axes"]["inputs"]["elements"]))
     return Grid(
