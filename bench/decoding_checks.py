@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from bench.machine import heading
-from regard.attention import BeamTree
+from regard.attention import StaticBeamTree
 from regard.decoding import Hypothesis, Report, SearchRequest, search
 from regard.decoding.beam_state import SearchState
 from regard.decoding.constraints import Constraints
@@ -166,20 +166,19 @@ def check_all(say: Callable[[str], None], device: torch.device) -> int:
 
 
 def _fixed_only(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of a beam tree or search state that is wrong only with static shapes."""
+    """Return a method of a search state that is wrong only with static shapes."""
 
     def method(self: Any, *arguments: Any) -> Any:
-        fixed = self.static if isinstance(self, SearchState) else self.cursor is not None
-        return (instead if fixed else original)(self, *arguments)
+        return (instead if self.static else original)(self, *arguments)
 
     return method
 
 
-def _late(self: BeamTree) -> None:
+def _late(self: StaticBeamTree, *arguments: Any) -> None:
     """Shift positions by one."""
-    self.fed.add_(1)  # type: ignore[union-attr]
-    ENTER(self)
-    self.fed.sub_(1)  # type: ignore[union-attr]
+    self.fed.add_(1)
+    ENTER(self, *arguments)
+    self.fed.sub_(1)
 
 
 def _same_draws(self: SampleState, *arguments: Tensor) -> Any:
@@ -193,7 +192,7 @@ def _no_top_p(self: SampleState, *arguments: Tensor) -> Any:
         return DRAW(self, *arguments)
 
 
-ENTER, DRAW, FOLLOW, FINISH = BeamTree._enter_fixed, SampleState._choose, BeamTree.follow, SearchState.finish
+ENTER, DRAW, FINISH = StaticBeamTree.enter, SampleState._choose, SearchState.finish
 PENALIZE = Constraints.penalize_repetition
 
 
@@ -203,14 +202,14 @@ def _unrestrained(self: Constraints, logits: Tensor, history: Tensor) -> Tensor:
 
 PLANTS: dict[str, tuple[str, str, Any, str, Callable[..., Any]]] = {
     "beams are not reordered": (
-        "Transformer", "beam 4", BeamTree, "follow", _fixed_only(FOLLOW, lambda self, parents: None)
+        "Transformer", "beam 4", StaticBeamTree, "follow", lambda self, parents: None
     ),
     "beams of a GPT are not reordered": (
-        "GPT, rotary", "beam 4", BeamTree, "follow", _fixed_only(FOLLOW, lambda self, parents: None)
+        "GPT, rotary", "beam 4", StaticBeamTree, "follow", lambda self, parents: None
     ),
-    "positions are one too large": ("GPT, learned", "greedy", BeamTree, "_enter_fixed", _late),
-    "rotary positions are one too large": ("GPT, rotary", "greedy", BeamTree, "_enter_fixed", _late),
-    "relative positions are one too large": ("GPT, relative", "sampling", BeamTree, "_enter_fixed", _late),
+    "positions are one too large": ("GPT, learned", "greedy", StaticBeamTree, "enter", _late),
+    "rotary positions are one too large": ("GPT, rotary", "greedy", StaticBeamTree, "enter", _late),
+    "relative positions are one too large": ("GPT, relative", "sampling", StaticBeamTree, "enter", _late),
     "every step draws the same number": (
         "GPT, learned", "sampling", SampleState, "_choose", _fixed_only(DRAW, _same_draws)
     ),

@@ -66,7 +66,7 @@ class Constraints:
     no_repeat: int  # size of n-grams that may not be repeated; 0: none
     repetition: float  # repetition penalty; 1: none
     longest: int  # the greatest limit, known to the host
-    terms: TermTable  # that outputs must or must not contain
+    terms: TermTable | None = None  # that outputs must or must not contain
 
     @classmethod
     def of(
@@ -107,7 +107,7 @@ class Constraints:
             no_repeat=settings.no_repeat_ngram,
             repetition=settings.repetition_penalty,
             longest=max(limits),
-            terms=TermTable.none(len(limits), device) if terms is None else terms,
+            terms=terms,
         )
 
     @property
@@ -116,11 +116,13 @@ class Constraints:
         return self.no_repeat > 0 or self.repetition != 1
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.limit, self.prefix, self.prompt, self.banned, self.ends, *self.terms.tensors()
+        tensors = self.limit, self.prefix, self.prompt, self.banned, self.ends
+        return tensors if self.terms is None else (*tensors, *self.terms.tensors())
 
     def sentence_tensors(self) -> tuple[Tensor, ...]:
         """The tensors that have a row for each sentence, in a fixed order."""
-        return self.limit, self.prefix, self.prompt, *self.terms.sentence_tensors()
+        tensors = self.limit, self.prefix, self.prompt
+        return tensors if self.terms is None else (*tensors, *self.terms.sentence_tensors())
 
     def widened(self, prefix: int, prompt: int) -> Constraints:
         """Return them with columns for prefixes and prompts of these lengths."""
@@ -131,13 +133,15 @@ class Constraints:
         return replace(self, prefix=wide[0], prompt=wide[1])
 
     def to(self, device: torch.device) -> Constraints:
-        names = ("limit", "prefix", "prompt", "banned", "ends", "terms")
-        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+        names = ("limit", "prefix", "prompt", "banned", "ends")
+        terms = None if self.terms is None else self.terms.to(device)
+        return replace(self, **{name: getattr(self, name).to(device) for name in names}, terms=terms)
 
     def keep(self, sentences: Tensor) -> Constraints:
         """Select sentences, [M] indices into the present N."""
         limit, prefix, prompt = (select(x, sentences) for x in (self.limit, self.prefix, self.prompt))
-        return replace(self, limit=limit, prefix=prefix, prompt=prompt, terms=self.terms.keep(sentences))
+        terms = None if self.terms is None else self.terms.keep(sentences)
+        return replace(self, limit=limit, prefix=prefix, prompt=prompt, terms=terms)
 
     def penalize_repetition(self, logits: Tensor, history: Tensor) -> Tensor:
         """Lower the logits [N, K, V] of tokens in the prompt or in `history` [N, K, t], if there is a penalty."""
@@ -149,7 +153,7 @@ class Constraints:
     def can_exclude_all(self, vocabulary: int) -> bool:
         """Return whether a prefix or a mask may leave a beam without a choice of tokens."""
         always = len(self.banned) + 1  # min_length excludes EOS
-        always += self.terms.avoid.shape[1] * self.terms.patterns.shape[2]
+        always += 0 if self.terms is None else self.terms.avoid.shape[1] * self.terms.patterns.shape[2]
         return self.prefix.shape[1] > 0 or self.no_repeat > 0 or always >= vocabulary
 
     def single_candidate(self, logits: Tensor, offset: Tensor | None, step: Tensor) -> SingleCandidate:

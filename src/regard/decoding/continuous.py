@@ -226,7 +226,8 @@ class Engine:
 def _constraints_of(constraints: Constraints, number: int) -> Constraints:
     """The constraints of one sentence of a search."""
     selected = constraints.keep(torch.tensor([number], device=constraints.limit.device))
-    return replace(selected, longest=int(selected.limit), terms=selected.terms.without_unused())
+    terms = None if selected.terms is None or not selected.terms.any_term else selected.terms
+    return replace(selected, longest=int(selected.limit), terms=terms)
 
 
 class EngineRunner:

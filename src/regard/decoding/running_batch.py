@@ -59,7 +59,7 @@ class Job:
     @property
     def key(self) -> tuple[object, ...]:
         """Jobs with equal keys can be searched in one batch."""
-        terms = self.constraints.terms.patterns.shape[1:]
+        terms = None if self.constraints.terms is None else self.constraints.terms.patterns.shape[1:]
         flags = self.nbest, self.banned, self.constraints.prefix.shape[1] > 0, self.margins, terms
         return step_key(self.settings, *flags)
 
@@ -73,8 +73,8 @@ def _joined(each: Sequence[Constraints]) -> Constraints:
     prefix, prompt = max(c.prefix.shape[1] for c in each), max(c.prompt.shape[1] for c in each)
     rows = zip(*(c.widened(prefix, prompt).sentence_tensors() for c in each), strict=True)
     limit, prefixes, prompts, *terms = map(torch.cat, rows)
-    longest, joined_terms = max(c.longest for c in each), each[0].terms.with_sentences(*terms)
-    return replace(each[0], limit=limit, prefix=prefixes, prompt=prompts, longest=longest, terms=joined_terms)
+    joined = replace(each[0], limit=limit, prefix=prefixes, prompt=prompts, longest=max(c.longest for c in each))
+    return joined if joined.terms is None else replace(joined, terms=joined.terms.with_sentences(*terms))
 
 
 class RunningBatch:

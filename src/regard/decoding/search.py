@@ -82,7 +82,7 @@ class SearchRequest:
             banned=self.banned,
             prompts=self.prompts,
             capacity=self.max_length,
-            terms=None if not self.terms else TermTable.of(self.terms, device, self.classes),
+            terms=None if self.terms is None else TermTable.of(self.terms, device, self.classes),
         )
 
     def first_tokens(self) -> list[int]:
@@ -140,7 +140,7 @@ def state_class(settings: DecodingSettings, constraints: Constraints) -> type[Se
     """The class of a search's state: by the method, and whether outputs must or must not contain terms."""
     if settings.method == "sample":
         return SampleState
-    return SearchState if constraints.terms.is_empty else TermSearchState
+    return SearchState if constraints.terms is None else TermSearchState
 
 
 def run_eagerly(model: Stepper, request: SearchRequest, constraints: Constraints, watch: Watch | None) -> Results:

@@ -31,7 +31,7 @@ class TermSearchState(SearchState):
         cls, settings: DecodingSettings, nbest: int, constraints: Constraints, capacity: int, **options: Any
     ) -> TermSearchState:
         state = super().create(settings, nbest, constraints, capacity, **options)
-        assert isinstance(state, TermSearchState)
+        assert isinstance(state, TermSearchState) and constraints.terms is not None
         state.terms = TermProgress.create(constraints.terms, state.beams, state.finished_scores.shape[1])
         return state
 
@@ -54,7 +54,7 @@ class TermSearchState(SearchState):
 
     def keep(self, sentences: Tensor) -> SearchState:
         kept = super().keep(sentences)
-        assert isinstance(kept, TermSearchState)
+        assert isinstance(kept, TermSearchState) and kept.constraints.terms is not None
         kept.terms = self.progress.keep(kept.constraints.terms, sentences)
         return kept
 

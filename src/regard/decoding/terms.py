@@ -63,11 +63,11 @@ class TermTable:
     @classmethod
     def of(
         cls, terms: Sequence[Sequence[Term]], device: torch.device, classes: TokenClasses | None = None
-    ) -> TermTable:
-        """Make the table of the terms of each sentence."""
+    ) -> TermTable | None:
+        """Make the table of the terms of each sentence; None if there are no terms."""
         every = [term for sentence in terms for term in sentence]
         if not every:
-            return cls.none(len(terms), device)
+            return None
         if any(EOS in alternative or not alternative for term in every for alternative in term.alternatives):
             raise ValueError("a term cannot contain EOS or be empty")
         sizes = max(map(len, terms)), max(len(term.alternatives) for term in every)
@@ -84,13 +84,6 @@ class TermTable:
                     patterns[n, c, a, : len(symbols)] = torch.tensor(symbols)
         table = torch.ones(len(CLASSES), 1, dtype=torch.bool) if classes is None else torch.stack([*classes])
         return cls(patterns, _rest(patterns), avoid, table).to(device)
-
-    @classmethod
-    def none(cls, count: int, device: torch.device) -> TermTable:
-        """The table of `count` sentences without terms."""
-        patterns = torch.empty(count, 0, 1, 1, dtype=torch.long, device=device)
-        avoid, classes = patterns[..., 0, 0].bool(), patterns.new_empty(len(CLASSES), 0, dtype=torch.bool)
-        return cls(patterns, patterns.expand(-1, -1, -1, 2), avoid, classes)
 
     def to(self, device: torch.device) -> TermTable:
         return TermTable(*(x.to(device) for x in self.tensors()))
@@ -111,13 +104,9 @@ class TermTable:
         return self.with_sentences(*(x.index_select(0, sentences) for x in self.sentence_tensors()))
 
     @property
-    def is_empty(self) -> bool:
-        """Whether the table has no columns for terms."""
-        return self.avoid.shape[1] == 0
-
-    def without_unused(self) -> TermTable:
-        """Return the table, or an empty one if no sentence has a term (read by the host)."""
-        return self if bool((self.patterns != NO_TOKEN).any()) else TermTable.none(len(self.avoid), self.avoid.device)
+    def any_term(self) -> bool:
+        """Whether any sentence has a term (read by the host)."""
+        return bool((self.patterns != NO_TOKEN).any())
 
     @property
     def length(self) -> Tensor:
