@@ -18,7 +18,7 @@ def test_the_command_prints_tables_json_and_pictures(regard: Command, tmp_path: 
     recipe.write_text('extends = "en-es"\n[model]\nsize = "tiny"\n[training]\nbatch_tokens = 512\n', encoding="utf-8")
     done = regard("plan", str(recipe), "--gpus", "2", "--price", "3", "--out", str(tmp_path / "plot.svg"))
     assert done.status == 0
-    for part in ("GB on each GPU", "ddp: fits", "tokens/s", "scaling pays", "training.accumulate=2"):
+    for part in ("GB on each GPU", "ddp: fits", "tokens/s", "scaling pays", "training.accumulate=2", "not compared"):
         assert part in done.out
     assert (tmp_path / "plot.svg").read_text().startswith("<svg")
     entry = json.loads(regard("plan", str(recipe), "--json", "--bench", str(bench_file(tmp_path))).out)

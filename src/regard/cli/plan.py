@@ -204,6 +204,7 @@ def _print(plan: Plan, chart: Chart) -> None:
             f"for {chosen.gpus} GPUs: --set training.accumulate={chosen.accumulate}; a step then has "
             f"{chosen.accumulate * chosen.batch_tokens:,} target tokens, and may need another learning rate"
         )
+        typer.echo("plans for several GPUs were not compared with measurements of this package: see docs/scale.md")
 
 
 def summary(point: ScalingPoint) -> str:
