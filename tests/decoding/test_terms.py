@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.decoding.test_search import FakeModel, exhaustive, hashed, one_sentence, table, words
 from tests.decoding.test_static_search import Taped, assert_same, found, model_of, sources
 
-from regard.decoding import Hypothesis, SearchRequest, search, static_search
+from regard.decoding import Hypothesis, SearchRequest, search, static_search, terms
 from regard.decoding.continuous import Engine, EngineRunner
 from regard.decoding.static_search import StaticRunner
 from regard.decoding.terms import INNER, LEFT, RIGHT, Term, TokenClasses, share_out
@@ -337,3 +337,12 @@ def test_sentences_with_terms_join_running_batches() -> None:
         ((found_here, _), *_) = (results[n].outcome,)
         assert [h.tokens for h in found_here] == [h.tokens for h in expected]
         assert satisfies(found_here[0].tokens, terms[n])
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_columns_without_a_candidate_change_nothing(monkeypatch: pytest.MonkeyPatch, beam: int) -> None:
+    lines, term_lists = sources(8), random_terms(8, 7)
+    model, how = model_of("transformer"), dict(beam=beam, max_ratio=1.0, max_extra=6)
+    compacted = found(model, lines, how, None, terms=term_lists)
+    monkeypatch.setattr(terms, "_compacted", lambda tokens, valid: (tokens, valid))
+    assert_same(found(model, lines, how, None, terms=term_lists), compacted)

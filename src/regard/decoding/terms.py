@@ -209,13 +209,14 @@ class TermProgress:
         patterns = table.patterns[:, None].expand(-1, beams, -1, -1, -1)
         token = patterns.gather(-1, longest[..., None]).squeeze(-1)
         wanted = ~match.met & ~table.avoid[:, None]
-        tokens, valid = token.flatten(2), ((token >= 0) & wanted[..., None]).flatten(2)
+        tokens, valid = _compacted(token.flatten(2), ((token >= 0) & wanted[..., None]).flatten(2))
         same = (tokens[..., :, None] == tokens[..., None, :]) & valid[..., None, :]
         valid &= ~same.tril(-1).any(-1)  # each token once
         avoided, active = self._avoided(beams)
         valid &= ~((tokens[..., :, None] == avoided[..., None, :]) & active[..., None, :]).any(-1)
+        tokens, valid = _compacted(tokens, valid)
         has_terms = (table.full > 0).any(-1)[:, None, None].expand(-1, beams, 1)
-        ends = torch.full_like(tokens[..., :1], EOS)
+        ends = tokens.new_full((*tokens.shape[:-1], 1), EOS)
         return Candidates(torch.cat([tokens.clamp(min=0), ends], -1), torch.cat([valid, has_terms], -1))
 
     def mask_avoided(self, logits: Tensor) -> None:
@@ -275,6 +276,19 @@ class TermProgress:
             mine.copy_(chosen)
         for mine, new in zip(self.match, self.after(tokens[..., None]), strict=True):
             mine.copy_(new[:, :, 0])
+
+
+def _compacted(tokens: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """On a CPU, drop columns of candidates [N, K, M] until those of some beam are all valid; their order stays.
+
+    Most alternatives have no next token, or that of another one. What a candidate would match is computed for every
+    symbol of every alternative. A captured step cannot depend on how many are valid.
+    """
+    if not valid.is_cpu:
+        return tokens, valid
+    width = int(valid.sum(-1).max())
+    order = valid.logical_not().byte().argsort(dim=-1, stable=True)[..., :width]
+    return tokens.gather(-1, order), valid.gather(-1, order)
 
 
 def allowed(needed: Tensor, before: Tensor, tokens: Tensor, left: Tensor) -> Tensor:
