@@ -24,8 +24,10 @@ class GraphPanel:
 
     def scene(self) -> Scene:
         axis, weights, names = self.overlay.keys, self.overlay.map.weights, self.overlay.map.keys
-        places = [self._place(*element["at"]) for element in axis["elements"]]
-        width, height = SIDE + 2 * PAD, SIDE + TOP + 2 * PAD
+        at = [element["at"] for element in axis["elements"]]
+        top = min(y for _, y in at)  # molecules are wider than high
+        places = [(PAD + 20 + x * (SIDE - 40), TOP + PAD + 30 + (y - top) * (SIDE - 40)) for x, y in at]
+        width, height = SIDE + 2 * PAD, max(y for _, y in places) + 40 + PAD
         lines: list[Item] = []
         for one, other in axis["edges"]:
             for receiver, sender in ((one, other), (other, one)):
@@ -48,9 +50,6 @@ class GraphPanel:
         heading = [title(self.overlay.headline(), width), SceneText(PAD, PAD + 36, subtitle, 12, "quiet")]
         heading.append(SceneText(PAD, PAD + 54, KEY, 12, "quiet"))
         return Scene(width, height, self.overlay.headline(), self._about(), (card(width, height), *heading, *lines))
-
-    def _place(self, x: float, y: float) -> tuple[float, float]:
-        return PAD + 20 + x * (SIDE - 40), TOP + PAD + 10 + y * (SIDE - 40)
 
     def strongest(self) -> list[tuple[str, str, float]]:
         """The names of receiver and sender, and the weight, of the edges that carry most; of the focus, if any."""
