@@ -106,6 +106,8 @@ def test_limits_are_answered_with_a_status(runs: dict[str, Path]) -> None:
         assert send(server, "/v1/translate", b"not json")[0] == 400
         assert send(server, "/v1/translate", {"q": TEXT, "nbest": 0})[0] == 400
         assert send(server, "/v1/translate", {"q": "\ud800"})[0] == 400
+        assert send(server, "/v1/translate", {"q": 5})[2]["error"].startswith("q: ")
+        assert send(server, "/v1/translate", {"q": [5]})[2]["error"].startswith("q")
         assert send(server, "/v1/translate", {"q": TEXT}, Host="example.org")[0] == 403
         assert send(server, "/v1/translate", {"q": TEXT}, Origin="http://example.org")[0] == 403
         assert send(server, "/v1/translate", {"q": TEXT, "target": "xx"})[0] == 404

@@ -66,7 +66,8 @@ def error_answer(error: Exception) -> tuple[int, str]:
         return status, f"a bug in regard: {type(error).__name__}"
     if isinstance(error, ValidationError):
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the request"
+        fields = [str(part) for part in first["loc"]]  # and the alternatives of a type, such as list[str]
+        where = ".".join(field for field in fields if field != "str" and "[" not in field) or "the request"
         return status, f"{where}: {first['msg'].removeprefix('Value error, ')}"
     if isinstance(error, Overloaded | QueueFull):
         return status, "the server is busy: try again in a moment"
