@@ -8,6 +8,7 @@ if a cell is empty.
 from __future__ import annotations
 
 import os
+import signal
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,9 @@ from hypothesis import settings
 
 if not torch.cuda.is_available():  # run GPU kernels in the interpreter; Triton reads this when it is imported
     os.environ["TRITON_INTERPRET"] = "1"
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, whose children would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The machine may be busy. In CI the same examples are tried each time, so that a failure is one of the change.
 settings.register_profile("patient", deadline=None, derandomize=os.environ.get("CI") == "true")

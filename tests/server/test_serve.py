@@ -251,8 +251,7 @@ def test_a_missing_package_is_named(runs: list[Path]) -> None:
 
 def test_look_prints_its_address_and_ends_quietly(runs: list[Path]) -> None:
     words = [sys.executable, "-m", "regard", "look", *map(str, runs[:2]), "this cat", "--no-browser", "--device", "cpu"]
-    restored = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)  # noqa: E731  # a background job ignores it
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, preexec_fn=restored)
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         line = process.stderr.readline()
