@@ -96,6 +96,17 @@ def test_text_that_spells_a_special_token_stays_text(exported: Any, name: str) -
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
+@pytest.mark.parametrize("name", ["transformer", "transformer with norms first"])
+def test_the_length_penalty_is_that_of_sentences_of_15_tokens(exported: Any, name: str, tmp_path: Path) -> None:
+    run, folder = exported(name)
+    settings = json.loads((folder / "generation_config.json").read_text())
+    alpha, power = run.recipe.decoding.length_penalty, settings["length_penalty"]
+    ours, theirs = ((20.001 / 6) ** alpha / (20 / 6) ** alpha, 15.001**power / 15**power)
+    assert alpha > 0 and abs(ours - theirs) < 1e-9, "one token more lengthens both equally"
+    again = import_folder(folder, tmp_path / "again").recipe.decoding
+    assert abs(again.length_penalty - alpha) < 1e-6 and again.beam == run.recipe.decoding.beam
+
+
 @pytest.mark.parametrize("name", OUR_RUNS)
 def test_an_export_can_be_imported_again(exported: Any, name: str, tmp_path: Path) -> None:
     run, folder = exported(name)

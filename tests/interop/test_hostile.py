@@ -277,6 +277,7 @@ def test_sizes_that_no_tensor_confirms_are_bounded(copied: Callable[[str], Path]
         ("llama", "generation_config.json", "num_beams", (ABSURD, -3)),
         ("t5", "generation_config.json", "num_beams", (ABSURD,)),
         ("marian", "generation_config.json", "num_beams", (ABSURD,)),
+        ("marian", "generation_config.json", "length_penalty", (-1, float("nan"), float("inf"), "1")),
     ):
         folder = copied(name)
         for value in values:

@@ -8,6 +8,9 @@ from typing import Any
 from regard.interop.hf_folder import Fields, HFFolder, short_repr
 
 MAX_BEAMS = 1000
+# transformers divides the log-probability of n tokens by n^p, we by ((5 + n) / 6)^a. Both grow equally fast where
+# p = a n / (n + 5), which is this share of a for sentences of 15 tokens.
+POWER = 0.75
 TOP_K = 50  # of transformers, if sampling is on and top_k is not set
 
 
@@ -32,6 +35,17 @@ def sampling(folder: HFFolder) -> dict[str, Any]:
 def beams(folder: HFFolder, default: int) -> int:
     """The beams of generation_config.json or config.json."""
     return _beam(folder.json("generation_config.json")) or _beam(folder.config) or default
+
+
+def length_penalty(folder: HFFolder) -> float:
+    """Our length penalty for that of generation_config.json or config.json."""
+    for fields in (folder.json("generation_config.json"), folder.config):
+        given = fields.content.get("length_penalty")
+        if given is not None:
+            if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < 100:
+                raise fields.error("length_penalty", f"must be a number from 0, not {short_repr(given)}")
+            return given / POWER
+    return 1 / POWER
 
 
 def _beam(fields: Fields) -> int | None:

@@ -27,7 +27,7 @@ from regard.interop.common import (
     token,
     unsupported_settings,
 )
-from regard.interop.generation import beams
+from regard.interop.generation import POWER, beams, length_penalty
 from regard.interop.hf_folder import Files, HFFolder, TensorInfo, as_json, short_repr
 from regard.interop.name_map import Entry, IgnoredTensors, VocabularyRows, layered
 from regard.interop.vocabularies import (
@@ -150,7 +150,7 @@ def imported(folder: HFFolder, header: Mapping[str, TensorInfo], **ours: Any) ->
         "data": {"imported": "pairs"},
         "text": {"unit": source.unit, "vocabulary": max(260, len(source), len(target)), "shared": shared},
         "model": settings,
-        "decoding": {"beam": beams(folder, 4)},
+        "decoding": {"beam": beams(folder, 4), "length_penalty": length_penalty(folder)},
     }
     return Imported(Recipe.model_validate(recipe), source, target)
 
@@ -295,6 +295,7 @@ def generation_settings(config: Mapping[str, Any], recipe: Recipe, target: Token
         **{name: config[name] for name in roles},
         "bad_words_ids": [[token] for token in suppressed],
         "num_beams": recipe.decoding.beam,
+        "length_penalty": round(POWER * recipe.decoding.length_penalty, 6),
         "max_length": recipe.model.max_positions,
     }
     return {"generation_config.json": as_json(generation)}

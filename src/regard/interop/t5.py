@@ -28,7 +28,7 @@ from regard.interop.common import (
 from regard.interop.common import token as token_id
 from regard.interop.decoders import Affine, StackedRows
 from regard.interop.fast_tokenizers import FILE, read_fast_tokenizer, spelled, surrounding, vocabulary_of
-from regard.interop.generation import beams
+from regard.interop.generation import beams, length_penalty
 from regard.interop.hf_folder import HFFolder, TensorInfo, short_repr
 from regard.interop.name_map import COPIED, SAME, STACKED, Entry, IgnoredTensors, TensorMap, VocabularyRows
 from regard.interop.vocabularies import ids_of
@@ -67,7 +67,7 @@ class T5Importer:
                 "data": {"imported": "pairs"},
                 "text": {"unit": tokenizer.unit, "vocabulary": max(260, len(tokenizer))},
                 "model": settings,
-                "decoding": {"beam": beams(folder, 1), "length_penalty": 1.0},
+                "decoding": {"beam": beams(folder, 1), "length_penalty": length_penalty(folder)},
             }
         )
         model = cast(TransformerSettings, recipe.model)

@@ -13,7 +13,7 @@ from regard.interop import marian
 from regard.interop.common import Imported, activation, count, end_of_text, fraction, layers, rows, token
 from regard.interop.encoders import OFFSET, WithoutFirst
 from regard.interop.fast_tokenizers import FILE, read_fast_tokenizer, spelled, surrounding, vocabulary_of
-from regard.interop.generation import beams
+from regard.interop.generation import beams, length_penalty
 from regard.interop.hf_folder import HFFolder, TensorInfo, short_repr
 from regard.interop.marian import BIAS, NEG_LOGIT, OUTPUT, SEPARATE, SHARED
 from regard.interop.name_map import Entry, IgnoredTensors, TensorMap, VocabularyRows, inverse, layered
@@ -53,7 +53,7 @@ class TranslatorImporter:
                 "data": {"imported": "pairs", **tags},
                 "text": {"unit": tokenizer.unit, "vocabulary": max(260, len(tokenizer))},
                 "model": self._settings(folder, header),
-                "decoding": {"beam": beams(folder, 4), "length_penalty": 1.0},
+                "decoding": {"beam": beams(folder, 4), "length_penalty": length_penalty(folder)},
             }
         )
         settings = cast(TransformerSettings, recipe.model)
