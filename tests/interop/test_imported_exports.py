@@ -60,9 +60,8 @@ def test_ctranslate2_computes_what_an_imported_run_computes(
     made: Callable[[str], Imported], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agreement, "MAX_TEXTS", 12)
-    monkeypatch.setattr(
-        agreement, "MAX_TOTAL_LOSS", 0.2
-    )  # beams of random models are nearly equal, and searches differ
+    if name == "umt5":  # of its random weights, CTranslate2's beam search finds 4 of 12 hypotheses that are less likely
+        monkeypatch.setattr(agreement, "MAX_TOTAL_LOSS", 0.2)
     run = made(name).run
     found = verify(run, EXPORTERS["ctranslate2"](run, tmp_path / "out"), "ctranslate2")
     assert found is not None and [each.texts for each in found] == [12] * (2 if run.recipe.data.kind == "pairs" else 1)

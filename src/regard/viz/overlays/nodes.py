@@ -11,14 +11,14 @@ from regard.viz.terminal import Colour
 
 SIDE = 560.0  # of the drawing
 TOP = 74.0  # below the title
-KEY = "The half of an edge next to a node: its attention to the other one; its rim: to itself."
+KEY = "Width of the half edge at a node: its attention to the other node. Width of its outline: to itself."
 MAX_LISTED = 12  # edges in a terminal
 MAX_NAMED = 30  # nodes, above which only some have names
 
 
 @dataclass(frozen=True, eq=False)
 class GraphPanel:
-    """The half of an edge next to a node shows how much this node attends to the other; its rim, how much to itself."""
+    """The width of the half edge at a node is its attention to the other node; that of its outline, to itself."""
 
     overlay: Overlay
 

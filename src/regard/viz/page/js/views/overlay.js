@@ -193,7 +193,7 @@ function overlayView(root, context) {
       const most = Math.max(...column) || 1;
       line.shade(column.map((weight) => weight / most));
     }
-    strip.append(el("p", { class: "hint", text: "Click a word to see where it looks, a part of the input to see which words look there." }), line.element);
+    strip.append(el("p", { class: "hint", text: "Click a word to see what it attends to, or a part of the input to see which words attend to it." }), line.element);
   }
 
   function showBars(at) {
