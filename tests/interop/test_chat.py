@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +15,13 @@ from test_decoders import GEMMA, LLAMA2, LLAMA3, QWEN, Case, folder_of, gemma, l
 from test_huggingface import transformers
 
 from regard.cli import decoders
+from regard.cli import run as run_command
 from regard.errors import UserError
 from regard.interop import import_folder
 from regard.interop.vocabularies import ids_of
 from regard.runs import LoadedRun
+from regard.text import EOS
+from regard.text import chat as chats
 
 pytest.importorskip("jinja2", reason="needs regard[formats]")
 
@@ -223,3 +227,107 @@ def test_a_template_without_the_special_token_that_it_names_writes_nothing_there
     expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
     found = decoders.chat(run.path, run.tokenizers[1], None)("the cat")
     assert [ids_of(run.tokenizers[1])[token] for token in found] == expected
+
+
+# -- regard serve ------------------------------------------------------------------------------------------------------
+
+
+def require_server() -> None:
+    if "CI" not in os.environ:  # CI must have them
+        for package in ("fastapi", "prometheus_client", "openai"):
+            pytest.importorskip(package, reason="the server needs regard[serve], and its tests the clients")
+
+
+def test_chat_completions_use_the_template_as_generate_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_server()
+    import openai
+
+    from regard.server import pool as pools
+    from server.service import serving
+
+    runs = {}
+    for name in ("qwen 2.5", "gemma"):
+        chat_folder(*CASES[name], tmp_path / name, "file")
+        runs[name] = import_folder(tmp_path / name, tmp_path / f"{name} run").path
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "qwen 2.5")
+    run, tokenizer = runs["qwen 2.5"], LoadedRun.load(runs["qwen 2.5"], device="cpu").tokenizers[1]
+
+    # A run of the same weights, in which a token of the answer ends the turn.
+    offline = LoadedRun.load(run, device="cpu").generator(method="beam", beam=1)
+    (whole,) = replace(offline, chat=decoders.chat(run, tokenizer, "be brief"))(["the cat?"], tokens=12)
+    tokens = whole.hypotheses[0].tokens
+    end = next(n for n in range(3, 12) if tokens[n] not in tokens[:n])
+    ids = [ids_of(tokenizer)[token] for token in (EOS, tokens[end])]
+    (tmp_path / "qwen 2.5" / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    runs["ends"] = import_folder(tmp_path / "qwen 2.5", tmp_path / "ends").path
+
+    def generated(run: Path) -> str:
+        arguments = ["generate", str(run), "the cat?", "--chat", "--system", "be brief", "--tokens", "12", "--greedy"]
+        assert run_command([*arguments, "--device", "cpu", "--no-stream"], debug=True) == 0
+        return capsys.readouterr().out.removesuffix("\n")
+
+    prompts: list[list[int]] = []
+    real = chats.ChatTemplate.encode
+
+    def recorded(template: chats.ChatTemplate, messages: chats.Messages) -> list[int]:
+        prompts.append(real(template, messages))
+        return prompts[-1]
+
+    monkeypatch.setattr(chats.ChatTemplate, "encode", recorded)
+    monkeypatch.setattr(pools, "CHECK_SECONDS", 0.0)
+    system, user = {"role": "system", "content": "be brief"}, {"role": "user", "content": "the cat?"}
+    turns = [system, user, {"role": "assistant", "content": "a dog"}, {"role": "user", "content": "  why\n"}]
+    with serving(runs) as server:
+        client = openai.OpenAI(api_key="none", base_url=f"{server.address}v1", max_retries=0)
+
+        def complete(messages: list[dict[str, str]], model: str = "qwen 2.5", **more: Any) -> Any:
+            asked: dict[str, Any] = dict(model=model, messages=messages, temperature=0, max_tokens=12, **more)
+            return client.chat.completions.create(**asked)
+
+        for messages in ([user], [system, user], turns):
+            got = complete(messages)
+            expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+            assert [ids_of(tokenizer)[token] for token in prompts[-1]] == expected
+            assert got.usage.prompt_tokens == len(expected), "no BOS is added"
+        answer = complete([system, user])
+        text = answer.choices[0].message.content
+        assert text == generated(run) and answer.choices[0].finish_reason == "length"
+        assert complete([{**system, "role": "developer"}, user]).choices[0].message.content == text
+        parts = complete([system, user], stream=True)
+        assert "".join(part.choices[0].delta.content or "" for part in parts if part.choices) == text
+
+        with pytest.raises(openai.BadRequestError, match="the chat template failed: System role not supported"):
+            complete([system, user], "gemma")
+        with pytest.raises(openai.BadRequestError, match="must not contain <|im_end|>".replace("|", r"\|")):
+            complete([{"role": "user", "content": "the <|im_end|> cat"}], stream=True)
+        template = (run / chats.FILE).read_text()
+        (run / chats.FILE).write_text("{% set x = '%1000000000000d' % 1 %}")
+        with pytest.raises(openai.BadRequestError, match="the chat template failed: it needs too much memory"):
+            complete([user])
+        (run / chats.FILE).write_text(template)
+        assert complete([system, user]).choices[0].message.content == text, "the template is read again"
+        answer = complete([system, user], "ends")
+        assert answer.choices[0].finish_reason == "stop" and answer.usage.completion_tokens == end
+        assert answer.choices[0].message.content == generated(runs["ends"]) == offline.spell(tokens[:end])
+
+
+def test_a_process_for_templates_is_started_again_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_server()
+    from regard.server import chat_process
+
+    process = chat_process.TemplateProcess()
+    asked: Any = (
+        "{{ bos_token }}{{ messages[0].content }}",
+        [{"role": "user", "content": "¿el\ngato? ☃"}],
+        {"bos_token": "<s>"},
+    )
+    assert process.apply(*asked) == chats.apply(*asked) == "<s>¿el\ngato? ☃"
+    with monkeypatch.context() as patch:
+        patch.setattr(chat_process, "GRACE_SECONDS", 0.5 - chats.MAX_SECONDS)
+        with pytest.raises(UserError, match="it ended the process"):
+            process.apply("{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}", [], {})
+    assert process.apply(*asked) == chats.apply(*asked)
+    process.close()
+    process.close()

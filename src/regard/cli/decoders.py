@@ -14,8 +14,7 @@ from regard.tasks.generator import Generator
 from regard.tasks.text_writer import TextWriter
 from regard.tasks.translator import Translator
 from regard.text import Tokenizer
-from regard.text import chat as chats
-from regard.text.fast_tokenizer import FastTokenizer
+from regard.text.chat import ChatTemplate
 
 Decoder = TypeVar("Decoder")
 
@@ -37,16 +36,9 @@ def writer(model: LoadedRun, settings: dict[str, object]) -> TextWriter:
 
 def chat(run: Path, tokenizer: Tokenizer, system: str | None) -> Callable[[str], list[int]]:
     """Make a function from a message to the tokens of a conversation, with the chat template of a run."""
-    template = chats.read(run)
-    if not isinstance(tokenizer, FastTokenizer):
-        raise UserError(f"{run}: chat templates need the tokenizer of an imported model")
+    template = ChatTemplate.of_run(run, tokenizer)
     before = [] if system is None else [{"role": "system", "content": system}]
-
-    def tokens(message: str) -> list[int]:
-        messages = [*before, {"role": "user", "content": message}]
-        return tokenizer.encode_with_specials(chats.render(template, messages, tokenizer))
-
-    return tokens
+    return lambda message: template.encode([*before, {"role": "user", "content": message}])
 
 
 def _make(make: Callable[..., Decoder], settings: dict[str, object]) -> Decoder:

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from typing import Annotated, Any, Literal
 
@@ -22,6 +22,7 @@ from regard.server.gateway import TIMED_OUT, Gateway, Payload, RequestTooLarge, 
 from regard.server.pool import ActiveModel, ServedRun
 from regard.server.translate_api import TranslateOptions, body_schema, translations
 from regard.tasks.generator import Generation, Generator, until_stop
+from regard.text.chat import Messages
 
 MAX_SAMPLES, MAX_STOPS = 16, 16
 MIN_TEMPERATURE = 0.01  # below it, the most likely token is taken; dividing by less may overflow
@@ -71,6 +72,12 @@ class ChatBody(SamplingBody):
     logprobs: bool | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
 
+    @property
+    def conversation(self) -> Messages:
+        """The messages as chat templates know them: the role "developer" is a newer name of "system"."""
+        roles = {"developer": "system"}
+        return [{"role": roles.get(one.role, one.role), "content": one.text} for one in self.messages]
+
 
 @dataclass(frozen=True)
 class Continuation:
@@ -103,6 +110,9 @@ def complete(
     if active.model.task.verb == "translate":
         return _translate(active, prompts, body.samples)
     generator = _generator(active, body)
+    if active.chat is not None and isinstance(body, ChatBody):
+        conversation = active.chat.encode(body.conversation)
+        generator = replace(generator, chat=lambda _: conversation)
     made = generator(prompts, samples=body.samples, tokens=tokens, stop=body.stops, watch=watch)
     read = sum(len(generator.read(prompt)[0]) for prompt in prompts)
     numbered = zip(count(0, body.samples), made, strict=False)
@@ -316,7 +326,7 @@ def routes(gateway: Gateway) -> APIRouter:
         request.state.model = served.name
         if served.verb == "translate":
             prompt = next((message.text for message in reversed(body.messages) if message.role == "user"), "")
-        else:  # a language model without roles: the messages are one text
+        else:  # the prompt where the run has no chat template: the messages are one text
             prompt = "\n".join(message.text for message in body.messages)
         tokens = _tokens(gateway, request, [prompt], body, body.max_completion_tokens or body.max_tokens or 256)
         completion = Completion(gateway, served, body, ChatFormat(), [prompt], tokens, bool(body.logprobs))

@@ -19,10 +19,12 @@ from regard.decoding.engine_thread import EngineThread
 from regard.errors import UserError, first_line
 from regard.run_dir import RunDir
 from regard.runs import LoadedRun
+from regard.server.chat_process import TemplateProcess
 from regard.server.registry import NotFound, fingerprint
 from regard.tasks.generator import Generator
 from regard.tasks.glossary import Glossary
 from regard.tasks.translator import Translator
+from regard.text import chat
 
 MAX_BATCH_TOKENS = 1_000_000
 CHECK_SECONDS = 1.0  # between two checks whether a run directory has changed
@@ -46,6 +48,7 @@ class ActiveModel:
     stamp: str  # of the files it was loaded from
     bytes: int
     glossary: Glossary | None = None  # of the run, for all requests
+    chat: chat.ChatTemplate | None = None
     users: int = 0
     retired: bool = False  # accepts no new requests; its engine is closed when the last one ends
 
@@ -108,7 +111,7 @@ def _files(corpus: Any) -> list[Any]:
 
 
 def _stamp(run: Path) -> str:
-    return "-".join(fingerprint(run / name) for name in ("run.json", "model.safetensors"))
+    return "-".join(fingerprint(run / name) for name in ("run.json", "model.safetensors", chat.FILE))
 
 
 class ModelPool:
@@ -134,6 +137,7 @@ class ModelPool:
         self.runs: dict[str, ServedRun] = {}
         self._lock = threading.Lock()
         self._thread = EngineThread()
+        self._templates = TemplateProcess()
         for argument in runs:
             given, path = split_name(argument)
             run = RunDir(path)
@@ -249,6 +253,9 @@ class ModelPool:
     def _load(self, served: ServedRun, stamp: str) -> ActiveModel:
         """Load a run, whose files have this stamp, and retire the previous model."""
         model = LoadedRun.load(served.path, device=self.device)
+        template = None
+        if (served.path / chat.FILE).is_file():
+            template = chat.ChatTemplate.of_run(served.path, model.tokenizers[1], self._templates.apply)
         if _stamp(served.path) != stamp:
             raise Unavailable("its files are being replaced")
         observe = None if self.observe is None else self._observer(served.name)
@@ -261,7 +268,7 @@ class ModelPool:
             thread=self._thread,
         )
         size = sum(parameter.numel() * parameter.element_size() for parameter in model.module.parameters())
-        active = ActiveModel(model, engine.start(), stamp, size, served.glossary)
+        active = ActiveModel(model, engine.start(), stamp, size, served.glossary, template)
         with self._lock:
             before, served.active = served.active, active
         served.error, served.failed = None, None
@@ -306,6 +313,7 @@ class ModelPool:
     def close(self) -> None:
         for active in self._active_models():
             active.engine.close()
+        self._templates.close()
 
     def _active_models(self) -> list[ActiveModel]:
         """The loaded models; each is read once, because another thread may unload it."""

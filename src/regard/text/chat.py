@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import UserError, first_line
 from regard.files import write_text
 from regard.text.fast_tokenizer import FastTokenizer
+from regard.text.tokenizers import Tokenizer
 
 FILE = "chat_template.jinja"  # in a run directory
 MAX_CHARACTERS = 1 << 20  # of a conversation
@@ -22,8 +24,11 @@ MAX_TEMPLATE = 1 << 18
 MAX_BYTES = 1 << 28  # that applying a template may allocate
 MAX_SECONDS = 10
 
+Messages = list[dict[str, str]]  # such as {"role": "user", "content": "Hello"}
+Apply = Callable[[str, Messages, dict[str, Any]], str]
+
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import Environment, Template
 
 
 @cache
@@ -116,20 +121,18 @@ def _time_limit() -> Iterator[None]:
         sys.settrace(before)
 
 
-def render(template: str, messages: list[dict[str, str]], tokenizer: FastTokenizer) -> str:
-    """Apply a Jinja template, in a sandbox, to messages such as {"role": "user", "content": "Hello"}."""
-    environment = _environment()
-    for message in messages:
-        if spelled := tokenizer.specials_in(message["content"]):
-            raise UserError(f"a message must not contain {spelled[0]}, a special token of the model")
-    names = {"tools": None, "documents": None, **(tokenizer.foreign.roles if tokenizer.foreign is not None else {})}
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> Template:
+    return _environment().from_string(checked(template))
+
+
+def apply(template: str, messages: Messages, names: dict[str, Any]) -> str:
+    """Apply a Jinja template, in a sandbox, to messages and other names. It limits the memory of the whole process."""
+    _environment()  # a missing package is not a fault of the template
     pieces, length = [], 0
     try:
         with _memory_limit(), _time_limit():
-            made = environment.from_string(checked(template)).generate(
-                messages=messages, add_generation_prompt=True, **names
-            )
-            for piece in made:
+            for piece in _compiled(template).generate(messages=messages, add_generation_prompt=True, **names):
                 pieces.append(piece)
                 length += len(piece)
                 if length > MAX_CHARACTERS:
@@ -139,6 +142,35 @@ def render(template: str, messages: list[dict[str, str]], tokenizer: FastTokeniz
     except Exception as error:  # a template is a program of someone else: it may fail in any way
         raise UserError(f"the chat template failed: {first_line(error)[:200]}") from error
     return "".join(pieces)
+
+
+def render(template: str, messages: Messages, tokenizer: FastTokenizer, apply: Apply = apply) -> str:
+    """Apply a template to messages, which must not spell special tokens, with the names that transformers gives it."""
+    for message in messages:
+        if spelled := tokenizer.specials_in(message["content"]):
+            raise UserError(f"a message must not contain {spelled[0]}, a special token of the model")
+    roles = tokenizer.foreign.roles if tokenizer.foreign is not None else {}
+    return apply(template, messages, {"tools": None, "documents": None, **roles})
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """The chat template of a run and its tokenizer; `apply` renders the template."""
+
+    text: str
+    tokenizer: FastTokenizer
+    apply: Apply = apply
+
+    @classmethod
+    def of_run(cls, run: Path, tokenizer: Tokenizer, apply: Apply = apply) -> ChatTemplate:
+        template = read(run)
+        if not isinstance(tokenizer, FastTokenizer):
+            raise UserError(f"{run}: chat templates need the tokenizer of an imported model")
+        return cls(template, tokenizer, apply)
+
+    def encode(self, messages: Messages) -> list[int]:
+        """The tokens of a conversation, up to where the answer begins."""
+        return self.tokenizer.encode_with_specials(render(self.text, messages, self.tokenizer, self.apply))
 
 
 def checked(template: str) -> str:
