@@ -268,10 +268,10 @@ def test_a_body_without_its_head_is_imported_and_exported_with_one(
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2 untied", "gpt2 narrow, inner 20"])
 def test_greedy_generation_gives_transformers_tokens(made: Callable[[str], Imported], name: str) -> None:
-    from regard.tasks.generator import Generator, generation
+    from regard.tasks.generator import Generator, generation_settings
 
     case = made(name)
-    settings = generation(case.run.recipe.decoding, method="beam", beam=1)
+    settings = generation_settings(case.run.recipe.decoding, method="beam", beam=1)
     tokenizers = case.run.tokenizers
     continuer = Generator.for_recipe(case.run.model(), tokenizers, case.run.recipe, settings)
     theirs = transformers.GPT2Tokenizer.from_pretrained(case.folder)
