@@ -110,12 +110,14 @@ def _fuses(block: EncoderBlock | DecoderBlock, x: ResidualStream) -> bool:
     if isinstance(x, PendingResidual):
         return True
     first = block.self_attn_residual
-    return not first.norm_first and not first.norms_output and can_fuse(x, first.norm)
+    return first.place == "after" and can_fuse(x, first.norm)
 
 
 def _norms_input(module: nn.Module) -> bool:
     """Whether a residual connection can be computed with the norm of the next one; true of any other module."""
-    return not isinstance(module, Residual) or (module.norm_first and isinstance(module.norm, LayerNorm | RMSNorm))
+    return not isinstance(module, Residual) or (
+        module.place == "before" and isinstance(module.norm, LayerNorm | RMSNorm)
+    )
 
 
 class FusedFeedForward(FeedForward):

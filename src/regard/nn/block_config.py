@@ -21,7 +21,7 @@ class BlockConfig:
     activation: str = "relu"
     norm: str = "layer"
     norm_first: bool = True
-    norm_place: str = ""  # see `Residual`; "": before or after, as `norm_first` says
+    norm_place: str = ""  # see `place`; "": before or after, as `norm_first` says
     norm_bias: bool = True
     norm_eps: float = 1e-5
     se_dim: int = 0  # squeezed features of the gate after an encoder's feed-forward layer; 0: no gate
@@ -63,9 +63,14 @@ class BlockConfig:
         return self.head_width or self.width // self.heads
 
     @property
+    def place(self) -> str:
+        """Where residual connections have their norm: before, after, output or both (`Residual`)."""
+        return self.norm_place or ("before" if self.norm_first else "after")
+
+    @property
     def has_last_norm(self) -> bool:
         """Whether a stack of blocks ends with a norm: unless each block does."""
-        return (self.norm_place or ("before" if self.norm_first else "after")) != "after"
+        return self.place != "after"
 
     def make_norm(self) -> LayerNorm | RMSNorm | BatchNorm:
         without = {} if self.norm_bias or self.norm != "layer" else {"bias": False}

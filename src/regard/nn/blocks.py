@@ -71,38 +71,36 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-    """A residual connection around a sub-layer f.
+    """A residual connection around a sub-layer f, with a norm in one of four places (`BlockConfig.place`).
 
-    x + dropout(f(norm(x))) if `norm_first`, which trains more stably; else, as in "Attention Is All You Need",
-    norm(x + dropout(f(x))). `norm_place` can also be "output", x + dropout(norm(f(x))), as in OLMo 2, or "both",
-    x + dropout(norm_2(f(norm(x)))), as in Gemma 2.
+    "before": x + dropout(f(norm(x))), which trains more stably; "after": norm(x + dropout(f(x))), as in "Attention Is
+    All You Need"; "output": x + dropout(norm(f(x))), as in OLMo 2; "both": x + dropout(output_norm(f(norm(x)))), as in
+    Gemma 2.
     """
+
+    output_norm: nn.Module
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
+        self.place, self.dropout = config.place, config.dropout
         self.norm: nn.Module = config.make_norm()
-        place = config.norm_place or ("before" if config.norm_first else "after")
-        self.norm_first = place == "before"
-        self.output_norm: nn.Module | None = config.make_norm() if place == "both" else None
-        self.norms_output = place in ("output", "both")
-        self.dropout = config.dropout
+        if self.place == "both":
+            self.output_norm = config.make_norm()
 
     def forward(self, x: Tensor, f: Callable[[Tensor], Tensor], is_token: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D]; `is_token` [T] is False for padding."""
-        if self.norm_first:
-            x = x + dropout(f(self.norm(x, is_token)), self.dropout, self.training)
-        elif self.norms_output:
-            added = self.norm(f(x), is_token) if self.output_norm is None else self._between(x, f, is_token)
-            x = x + dropout(added, self.dropout, self.training)
+        if self.place == "before":
+            x = x + self._dropout(f(self.norm(x, is_token)))
+        elif self.place == "after":
+            x = self.norm(x + self._dropout(f(x)), is_token)
+        elif self.place == "output":
+            x = x + self._dropout(self.norm(f(x), is_token))
         else:
-            x = self.norm(x + dropout(f(x), self.dropout, self.training), is_token)
+            x = x + self._dropout(self.output_norm(f(self.norm(x, is_token)), is_token))
         return taps.tap(self, "stream", x)
 
-    def _between(self, x: Tensor, f: Callable[[Tensor], Tensor], is_token: Tensor | None) -> Tensor:
-        """norm_2(f(norm(x)))."""
-        assert self.output_norm is not None
-        normed: Tensor = self.output_norm(f(self.norm(x, is_token)), is_token)
-        return normed
+    def _dropout(self, x: Tensor) -> Tensor:
+        return dropout(x, self.dropout, self.training)
 
 
 class EncoderBlock(nn.Module):
