@@ -177,7 +177,7 @@ def _fixed_only(original: Callable[..., Any], instead: Callable[..., Any]) -> Ca
 def _late(self: StaticBeamTree, *arguments: Any) -> None:
     """Shift positions by one."""
     self.fed.add_(1)
-    ENTER(self, *arguments)
+    APPEND(self, *arguments)
     self.fed.sub_(1)
 
 
@@ -192,7 +192,7 @@ def _no_top_p(self: SampleState, *arguments: Tensor) -> Any:
         return DRAW(self, *arguments)
 
 
-ENTER, DRAW, FINISH = StaticBeamTree.enter, SampleState._choose, SearchState.finish
+APPEND, DRAW, FINISH = StaticBeamTree.append, SampleState._choose, SearchState.finish
 PENALIZE = Constraints.penalize_repetition
 
 
@@ -202,14 +202,14 @@ def _unrestrained(self: Constraints, logits: Tensor, history: Tensor) -> Tensor:
 
 PLANTS: dict[str, tuple[str, str, Any, str, Callable[..., Any]]] = {
     "beams are not reordered": (
-        "Transformer", "beam 4", StaticBeamTree, "follow", lambda self, parents: None
+        "Transformer", "beam 4", StaticBeamTree, "reorder", lambda self, parents: None
     ),
     "beams of a GPT are not reordered": (
-        "GPT, rotary", "beam 4", StaticBeamTree, "follow", lambda self, parents: None
+        "GPT, rotary", "beam 4", StaticBeamTree, "reorder", lambda self, parents: None
     ),
-    "positions are one too large": ("GPT, learned", "greedy", StaticBeamTree, "enter", _late),
-    "rotary positions are one too large": ("GPT, rotary", "greedy", StaticBeamTree, "enter", _late),
-    "relative positions are one too large": ("GPT, relative", "sampling", StaticBeamTree, "enter", _late),
+    "positions are one too large": ("GPT, learned", "greedy", StaticBeamTree, "append", _late),
+    "rotary positions are one too large": ("GPT, rotary", "greedy", StaticBeamTree, "append", _late),
+    "relative positions are one too large": ("GPT, relative", "sampling", StaticBeamTree, "append", _late),
     "every step draws the same number": (
         "GPT, learned", "sampling", SampleState, "_choose", _fixed_only(DRAW, _same_draws)
     ),

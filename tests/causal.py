@@ -21,7 +21,7 @@ class Memory:
     def reorder(self, parents: Tensor) -> Memory:
         return Memory(self.vector[torch.arange(len(parents))[:, None], parents], self.fed)
 
-    def keep(self, sentences: Tensor) -> Memory:
+    def select(self, sentences: Tensor) -> Memory:
         return Memory(self.vector[sentences], self.fed[sentences])
 
 

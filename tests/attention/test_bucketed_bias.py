@@ -54,7 +54,7 @@ def test_scores_with_cached_positions_equal_those_by_index() -> None:
     made, tokens = score(DistanceBuckets(8, 6, causal=True)), 300  # more than bf16 can count
     q, k = (torch.randn(tokens, HEADS, WIDTH, dtype=torch.float64) for _ in range(2))
     by_index = made.compare(q.transpose(0, 1), k.transpose(0, 1))
-    q, k, cached = made.at(q, k, TokenPositions(torch.arange(tokens)))
+    q, k, cached = made.encode_positions(q, k, TokenPositions(torch.arange(tokens)))
     assert k.shape[-1] == made.cached_width(WIDTH)
     positions = k[..., -2:]
     assert torch.equal(positions, positions.bfloat16().double())

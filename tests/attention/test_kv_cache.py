@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 import torch
+from tests.attention.cached import attend_cached
 from torch import Tensor
 
 from regard.attention import (
@@ -52,7 +53,7 @@ def test_a_text_fed_in_chunks_equals_one_pass(name: str, chunks: list[int]) -> N
     cache, outputs = KVCache(BeamTree(1, MASKS[name])), []
     for chunk in zip(*(x.split(chunks) for x in qkv), strict=True):
         query, key, value = (x[None] if len(x) > 1 else x for x in chunk)  # [1, T, H, D], or a step [1, H, D]
-        outputs.append(attend(query, key, value, cache).reshape(-1, HEADS, WIDTH))
+        outputs.append(attend_cached(query, key, value, cache).reshape(-1, HEADS, WIDTH))
     torch.testing.assert_close(torch.cat(outputs), expected)
     assert cache.tree.length == cache.tree.entries == 21
 
@@ -67,10 +68,10 @@ def test_prompts_of_different_lengths_continue_as_if_alone_after_reordering(name
     cache = KVCache(BeamTree(4, MASKS[name], torch.tensor([6 - n for n in prompts])))
     garbage = torch.full((3, HEADS, WIDTH), 7.0).double()
     padded = torch.stack([torch.stack([garbage] * (6 - len(t)) + t) for t in texts])  # [B, 6, 3, H, D]
-    out = attend(*padded.unbind(2), cache)
+    out = attend_cached(*padded.unbind(2), cache)
     assert out.shape == (4, 6, HEADS, WIDTH) and out.isfinite().all()
     for _ in range(14):
-        cache.tree.enter(None, torch.device("cpu"))
+        cache.tree.append(None, torch.device("cpu"))
         assert cache.tree.position.index.tolist() == [len(t) for t in texts]
         texts = [[*t, torch.randn(3, HEADS, WIDTH).double()] for t in texts]
         out = attend(*torch.stack([t[-1] for t in texts]).unbind(1), cache)
@@ -79,7 +80,7 @@ def test_prompts_of_different_lengths_continue_as_if_alone_after_reordering(name
             alone = attend(*torch.stack(text).unbind(1), PackedQK(layout, layout, MASKS[name] or Causal()))
             torch.testing.assert_close(out[n], alone[-1])
         beams = [random.randrange(len(texts)) for _ in range(random.randint(1, 4))]
-        cache = cache.keep(torch.tensor(beams), cache.tree.keep(torch.tensor(beams)))
+        cache = cache.select(torch.tensor(beams), cache.tree.select(torch.tensor(beams)))
         texts = [texts[n] for n in beams]
 
 
@@ -90,9 +91,9 @@ def test_prompts_of_one_token_are_not_taken_for_steps(name: str, lengths: list[i
     count, padding = len(lengths), None if min(lengths) else torch.tensor([1 - n for n in lengths])
     cache = KVCache(BeamTree(count, MASKS[name], padding))
     texts = torch.randn(count, 3, 3, HEADS, WIDTH).double()  # [N, tokens, q k v, H, D]
-    assert attend(*texts[:, :1].unbind(2), cache).shape == (count, 1, HEADS, WIDTH)
+    assert attend_cached(*texts[:, :1].unbind(2), cache).shape == (count, 1, HEADS, WIDTH)
     for step in (1, 2):
-        out = attend(*texts[:, step].unbind(1), cache)
+        out = attend_cached(*texts[:, step].unbind(1), cache)
         for n, length in enumerate(lengths):
             layout = PackedLayout([length + step])
             seen = texts[n, 1 - length : step + 1].unbind(1)
@@ -110,17 +111,19 @@ def test_segments_with_a_memory_equal_the_segments_mask(length: int, memory: int
     for chunk in zip(*(x.split(length) for x in qkv), strict=True):
         cache.trim(memory)
         cache.tree.entries = min(cache.tree.entries, memory)
-        outputs.append(attend(*(x[None] for x in chunk), cache)[0])
+        outputs.append(attend_cached(*(x[None] for x in chunk), cache)[0])
         assert cache.key is not None and cache.tree.entries == cache.key.shape[2] <= memory + length
     torch.testing.assert_close(torch.cat(outputs), expected)
     assert cache.tree.length == 17
 
 
 def test_no_mask_table_is_built_without_padding_and_masks() -> None:
-    cache = KVCache(BeamTree(2))
-    one, several = torch.randn(2, HEADS, WIDTH), torch.randn(2, 3, HEADS, WIDTH)
-    assert cache.open(one, one, one)[3] == MaskTable(no_empty_rows=True)
-    assert cache.open(several, several, several)[3] == MaskTable(causal=True, no_empty_rows=True)
-    padded = KVCache(BeamTree(2, padding=torch.tensor([0, 2])))
-    padded.open(several, several, several)
-    assert padded.open(one, one, one)[3].no_empty_rows  # a new token attends at least to itself
+    cpu = torch.device("cpu")
+    tree, padded = BeamTree(2), BeamTree(2, padding=torch.tensor([0, 2]))
+    tree.append(None, cpu)
+    assert tree.allowed(torch.float32) == MaskTable(no_empty_rows=True)
+    tree.append(3, cpu)
+    assert tree.allowed(torch.float32) == MaskTable(causal=True, no_empty_rows=True)
+    padded.append(3, cpu)
+    padded.append(None, cpu)
+    assert padded.allowed(torch.float32).no_empty_rows  # a new token attends at least to itself

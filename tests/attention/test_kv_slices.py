@@ -31,10 +31,9 @@ def test_slices_hold_what_indices_would_write(cursors: list[int]) -> None:
     other, by_index = static_cache(cursors)
     for _ in range(2):
         new = [torch.randn(SENTENCES * BEAMS, HEADS, WIDTH) for _ in range(3)]
-        tree.enter(None, torch.device("cpu"))
+        tree.append(None, torch.device("cpu"))
         assert (tree.uniform is None) == (cursors[0] != cursors[1])
-        enter_by_index(other)
-        cache.positions(new[0]), by_index.positions(new[0])
+        append_by_index(other)
         ours, expected = cache.open(*new), by_index.open(*new)
         for a, b in zip(ours[:3], expected[:3], strict=True):
             assert torch.equal(a, b)
@@ -42,10 +41,10 @@ def test_slices_hold_what_indices_would_write(cursors: list[int]) -> None:
         assert torch.equal(tree.seen, other.seen) and torch.equal(tree.cursor, other.cursor)
 
 
-def enter_by_index(tree: StaticBeamTree) -> None:
-    """`enter`, but what it writes as slices is written by indices."""
+def append_by_index(tree: StaticBeamTree) -> None:
+    """`append`, but what it writes as slices is written by indices."""
     before = tree.seen.clone()
-    tree.enter(None, torch.device("cpu"))
+    tree.append(None, torch.device("cpu"))
     beam = torch.arange(BEAMS)
     write = (tree.cursor - BEAMS).clamp(max=tree.seen.shape[-1] - BEAMS)[:, None] + beam
     same = (beam[:, None] == beam).expand(SENTENCES, -1, -1)

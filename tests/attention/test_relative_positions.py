@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from tests.attention.cached import attend_cached
 from torch import Tensor
 
 from regard.attention import (
@@ -141,7 +142,7 @@ def test_left_padding_changes_no_distance(kind: str, name: str) -> None:
     cache = KVCache(BeamTree(3, padding=padding))
     with use_backend(name):
         expected = layout.split(attend(query, key, value, PackedQK(layout, layout, Causal()), score=score))
-        prompt = attend(early(query), early(key), early(value), cache, score=score)
+        prompt = attend_cached(early(query), early(key), early(value), cache, score=score)
         for n, length in enumerate(lengths):
             torch.testing.assert_close(prompt[n, 5 - length :], expected[n][:length])
         for step in range(steps):
@@ -149,7 +150,7 @@ def test_left_padding_changes_no_distance(kind: str, name: str) -> None:
                 torch.stack([p[n + step] for p, n in zip(layout.split(x), lengths, strict=True)])
                 for x in (query, key, value)
             ]
-            out = attend(*now, cache, score=score)
+            out = attend_cached(*now, cache, score=score)
             for n, length in enumerate(lengths):
                 torch.testing.assert_close(out[n], expected[n][length + step])
 

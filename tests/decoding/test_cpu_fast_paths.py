@@ -124,11 +124,13 @@ def test_beams_of_a_tree_see_what_beams_with_copied_keys_see(name: str, prompt: 
     moved = [torch.empty(2, sentences, heads, 0, width) for _ in layers]  # keys and values of each beam
     with torch.no_grad(), use_backend(name):
         if prompt:
+            tree.append(prompt, torch.device("cpu"))
             for n in layers:
                 tokens = torch.randn(3, sentences, prompt, heads, width)
                 attend(*tokens, caches[n])
                 moved[n] = tokens[1:].transpose(2, 3)
         for step in range(24):
+            tree.append(None, torch.device("cpu"))
             for n in layers:
                 query, *new = torch.randn(3, sentences * beams, heads, width)
                 moved[n] = torch.cat([moved[n], torch.stack(new).unsqueeze(3)], 3)
@@ -138,12 +140,12 @@ def test_beams_of_a_tree_see_what_beams_with_copied_keys_see(name: str, prompt: 
             after = random.randint(1, 4)
             parents = torch.randint(0, beams, (sentences, after))
             rows = (torch.arange(sentences)[:, None] * beams + parents).flatten()
-            tree.follow(parents)
+            tree.reorder(parents)
             moved, beams = [kept.index_select(1, rows) for kept in moved], after
             if random.random() < 0.2 and sentences > 1:
                 stay = torch.tensor([0, sentences - 1][: sentences - 1])
-                tree = tree.keep(stay)
-                caches = [cache.keep(stay, tree) for cache in caches]
+                tree = tree.select(stay)
+                caches = [cache.select(stay, tree) for cache in caches]
                 rows = (stay[:, None] * beams + torch.arange(beams)).flatten()
                 moved, sentences = [kept.index_select(1, rows) for kept in moved], len(stay)
     assert tree.entries > 24 + prompt and tree.length == 24 + prompt
@@ -151,10 +153,10 @@ def test_beams_of_a_tree_see_what_beams_with_copied_keys_see(name: str, prompt: 
 
 def test_one_beam_needs_no_mask() -> None:
     tree = BeamTree(2)
-    cache, token = KVCache(tree), torch.randn(2, 1, 4)
     for _ in range(3):
-        allowed = cache.open(token, token, token)[3]
-        tree.follow(torch.zeros(2, 1, dtype=torch.long))
+        tree.append(None, torch.device("cpu"))
+        allowed = tree.allowed(torch.float32)
+        tree.reorder(torch.zeros(2, 1, dtype=torch.long))
     assert allowed.table is None and allowed.no_empty_rows
 
 

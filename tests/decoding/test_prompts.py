@@ -101,7 +101,7 @@ class Always:
     def reorder(self, parents: Tensor) -> Always:
         return self
 
-    def keep(self, sentences: Tensor) -> Always:
+    def select(self, sentences: Tensor) -> Always:
         return self
 
     def step(self, state: Always, tokens: Tensor) -> tuple[Tensor, Always]:

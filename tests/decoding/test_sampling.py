@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.decoding import Report, SearchRequest, sampling, search, topk
-from regard.decoding.sampling import draw, kept, keys, splitmix64, uniforms
+from regard.decoding.sampling import draw, filter_tokens, keys, splitmix64, uniforms
 from regard.decoding.topk import stable_topk
 from regard.packed import PackedTokens
 from regard.recipes.schema import DecodingSettings
@@ -46,7 +46,7 @@ class Shape:
         assert parents.shape[0] == self.count
         return Shape(*parents.shape)
 
-    def keep(self, sentences: Tensor) -> Shape:
+    def select(self, sentences: Tensor) -> Shape:
         return Shape(len(sentences), self.width)
 
 
@@ -166,7 +166,7 @@ def test_a_low_temperature_sharpens_the_distribution() -> None:
     ],
 )
 def test_kept_tokens(settings: dict, expected: dict[int, float]) -> None:
-    share, order = kept(MODEL.logits[BOS][None, None], DecodingSettings(method="sample", **settings))
+    share, order = filter_tokens(MODEL.logits[BOS][None, None], DecodingSettings(method="sample", **settings))
     found = {int(v): float(p) for v, p in zip(order.flatten(), share.flatten(), strict=True) if p > 0}
     assert found == pytest.approx(expected, abs=1e-6)
     assert list(found) == list(expected)  # likeliest first
@@ -260,10 +260,10 @@ def test_kept_tokens_do_not_depend_on_how_they_are_selected(
 ) -> None:
     logp, given = crowded(4, 2000).log_softmax(-1), DecodingSettings(method="sample", **settings)
     monkeypatch.setattr(topk, "MIN_RATIO", 10**9)  # sort everything
-    share, order = kept(logp, given)
+    share, order = filter_tokens(logp, given)
     monkeypatch.undo()
     monkeypatch.setattr(sampling, "TOP_P_TOKENS", some)
-    quick, where = kept(logp, given)
+    quick, where = filter_tokens(logp, given)
     count = quick.shape[-1]
     assert torch.equal(quick, share[..., :count]) and torch.equal(where, order[..., :count])
     assert not share[..., count:].any()

@@ -24,13 +24,13 @@ Distribution = Callable[[tuple[int, ...], tuple[int, ...]], list[float]]  # (sou
 
 
 class FakeState:
-    """Carries what was fed to it, so that a wrong `reorder` or `keep` changes the logits; good for one use only."""
+    """Carries what was fed to it, so that a wrong `reorder` or `select` changes the logits; good for one use only."""
 
     def __init__(self, sources: list[tuple[int, ...]], history: Tensor) -> None:
         self.sources, self.history, self.used = sources, history, False  # history: [N, K, tokens fed]
 
     def use(self) -> None:
-        assert not self.used, "a state was used after it was stepped, reordered or kept"
+        assert not self.used, "a state was used after it was stepped, reordered or selected"
         self.used = True
 
     def reorder(self, parents: Tensor) -> FakeState:
@@ -39,7 +39,7 @@ class FakeState:
         assert int(parents.min()) >= 0 and int(parents.max()) < self.history.shape[1]
         return FakeState(self.sources, self.history[torch.arange(len(parents))[:, None], parents])
 
-    def keep(self, sentences: Tensor) -> FakeState:
+    def select(self, sentences: Tensor) -> FakeState:
         self.use()
         assert sentences.dim() == 1
         return FakeState([self.sources[n] for n in sentences.tolist()], self.history[sentences])

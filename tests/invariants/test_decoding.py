@@ -50,7 +50,7 @@ def test_steps_with_a_cache_are_full_passes_over_the_histories(case: Any, seed: 
             torch.testing.assert_close(logits.flatten(0, 1), expected, atol=1e-5, rtol=1e-5)
             if step in (3, 11):  # one sentence leaves, the others change places
                 stay = random.sample(range(len(inside)), len(inside) - 1)
-                state = state.keep(torch.tensor(stay))
+                state = state.select(torch.tensor(stay))
                 inside, histories = [inside[n] for n in stay], [histories[n] for n in stay]
             if step != 7:  # and once nothing is reordered
                 beams = random.choice([1, 2, 3])

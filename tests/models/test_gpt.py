@@ -189,7 +189,7 @@ def test_only_learned_positions_limit_the_length() -> None:
     model = make_model(max_positions=4)
     state = model.start(PackedTokens.from_lists([tokens[:3], tokens[:1]]))
     _, state = model.step(state, torch.tensor([[4], [4]]))
-    state = state.keep(torch.tensor([1]))  # the longer one leaves; the other has two positions left
+    state = state.select(torch.tensor([1]))  # the longer one leaves; the other has two positions left
     for _ in range(2):
         _, state = model.step(state, torch.tensor([[4]]))
     with pytest.raises(UserError, match="5 tokens"):
@@ -289,7 +289,7 @@ def test_reordered_beams_and_sentences_keep_their_prompts() -> None:
         _, state = model.step(state, torch.tensor([[5], [6], [7]]))
         state = state.reorder(torch.zeros(3, 2, dtype=torch.long))
         _, state = model.step(state, torch.tensor([[8, 9], [10, 11], [12, 13]]))
-        state = state.keep(torch.tensor([2, 1])).reorder(torch.tensor([[1, 0, 1], [1, 1, 0]]))
+        state = state.select(torch.tensor([2, 1])).reorder(torch.tensor([[1, 0, 1], [1, 1, 0]]))
         logits, _ = model.step(state, torch.tensor([[14, 15, 16], [17, 18, 19]]))
     histories = [[[7, 13, 14], [7, 12, 15], [7, 13, 16]], [[6, 11, 17], [6, 11, 18], [6, 10, 19]]]
     for n, k in product(range(2), range(3)):

@@ -411,7 +411,7 @@ def test_steps_equal_a_full_pass(cell: str, attention: str, feed: str, tied: boo
     with torch.no_grad():
         expected = torch.stack(batch.inputs.layout.split(model.logits(batch))).unflatten(0, (2, 2))  # [N, K, 4, V]
         state = model.start(SeqBatch.from_lists(SOURCES[:3], [[EOS]] * 3, bos=BOS).source)
-        state = state.keep(torch.tensor([2, 0])).reorder(torch.tensor([[0, 0], [0, 0]])).keep(torch.tensor([1, 0]))
+        state = state.select(torch.tensor([2, 0])).reorder(torch.tensor([[0, 0], [0, 0]])).select(torch.tensor([1, 0]))
         for t in range(4):
             tokens = torch.tensor([[([BOS, *beam])[t] for beam in beams] for beams in written])
             if t == 2:  # swap the beams of the second sentence, and swap them back

@@ -202,11 +202,10 @@ def attend(
     defines how tensors are stored and which pairs are allowed. `owner` is the module whose tap offers the weights; if a
     listener replaces them, the result is `weights @ values`.
     """
-    positions = layout.positions(query)
     if key is not None:
         key = score.project_keys(key)
-        if positions is not None:
-            query, key, score = score.at(query, key, positions)
+        if layout.positions is not None:
+            query, key, score = score.encode_positions(query, key, layout.positions)
     q, k, v, allowed = layout.open(query, key, value)
     heads = num_heads(q)
     if owner is not None and taps.has_listeners():

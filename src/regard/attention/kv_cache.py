@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.attention.layouts import MaskTable
+from regard.attention.layouts import AttentionLayout, MaskTable
 from regard.attention.masks import NO_POSITION, Causal, Mask, SameSegment, SegmentPositions
 from regard.attention.scores import TokenPositions
 
@@ -25,28 +25,31 @@ class BeamTree:
     The entries of a sentence are its prompt, then K per step, one per beam. Entries never move when beams are
     reordered: `seen` [N, K, E] marks those that a beam attends to (None: all of them, while there is one beam). Prompts
     are padded on the left: `padding` [N] counts the empty entries before the first token. `mask` restricts attention to
-    earlier tokens (None: causal), in the layers whose caches ask for it.
+    earlier tokens (None: causal), in the layers whose caches are `masked`.
     """
 
     is_static: ClassVar[bool] = False
     SENTENCE_TENSORS: ClassVar[tuple[str, ...]] = ("seen", "padding")  # those with a row for each sentence
-    used: int | None = None  # entries in use, if the tensors have more; None: all, or only the device knows
+    used: int | None = None  # entries in use, if the tensors have more; None: all, or known to the device only
+    is_prompt = False  # whether several tokens per sentence were added last, not one per beam
 
     def __init__(self, sentences: int, mask: Mask | None = None, padding: Tensor | None = None) -> None:
         self.sentences, self.mask, self.padding = sentences, mask, padding
         self.beams = 1
         self.length = 0  # tokens that each beam was fed, including padding
         self.entries = 0
-        self.turn = 0  # number of calls of `enter`
         self.seen: Tensor | None = None
         self.index: Tensor | None = None  # [E] position of each entry, including padding; for masks
         self.position = TokenPositions(torch.empty(0, dtype=torch.long))  # of the tokens fed last
         self._queries = 1
         self._allowed: dict[bool, MaskTable] = {}  # by whether `mask` applies
 
-    def enter(self, tokens: int | None, device: torch.device) -> None:
-        """Add entries: one token per beam (None), or this many prompt tokens per sentence, which has one beam."""
-        self.turn, self._allowed = self.turn + 1, {}
+    def append(self, tokens: int | None, device: torch.device) -> None:
+        """Add entries: one token per beam (None), or this many prompt tokens per sentence, which has one beam.
+
+        A model does this before its layers add the keys and values of these tokens to their caches.
+        """
+        self.is_prompt, self._allowed = tokens is not None, {}
         count = 1 if tokens is None else tokens
         new = torch.arange(self.length, self.length + count, device=device)
         position = new[None] if self.padding is None else new - self.padding[:, None]  # [N or 1, T]
@@ -100,7 +103,7 @@ class BeamTree:
     def _with_bias(self, table: Tensor, dtype: torch.dtype) -> MaskTable:
         return MaskTable.with_bias(table, dtype)
 
-    def follow(self, parents: Tensor) -> None:
+    def reorder(self, parents: Tensor) -> None:
         """Beam k of sentence n continues beam `parents[n, k]`."""
         before, self.beams = self.beams, parents.shape[1]
         if self.seen is None:
@@ -109,22 +112,22 @@ class BeamTree:
         elif before > 1 or self.beams > 1:
             self.seen = self.seen.gather(1, parents[..., None].expand(-1, -1, self.seen.shape[-1]))
 
-    def keep(self, sentences: Tensor) -> Self:
+    def select(self, sentences: Tensor) -> Self:
         """Return a tree with these sentences only, [M] indices into the present N."""
-        kept = copy.copy(self)
-        kept.sentences, kept._allowed = len(sentences), {}
+        selected = copy.copy(self)
+        selected.sentences, selected._allowed = len(sentences), {}
         for name in self.SENTENCE_TENSORS:
             rows = getattr(self, name)
-            setattr(kept, name, None if rows is None else rows.index_select(0, sentences))
-        return kept
+            setattr(selected, name, None if rows is None else rows.index_select(0, sentences))
+        return selected
 
 
-class KVCache:
+class KVCache(AttentionLayout):
     """The keys and values of one layer's self-attention, [N, H, E, D] each.
 
     Beams are folded into the query axis; the tree masks the entries that a beam does not descend from. A step adds one
-    token per beam, [N * K, H, D]; a prompt or a segment adds several per sentence, [N, T, H, D]. The capacity doubles
-    when it is exhausted.
+    token per beam, [N * K, H, D]; a prompt or a segment adds several per sentence, [N, T, H, D]. `BeamTree.append` says
+    which, once for all layers. The capacity doubles when it is exhausted.
     """
 
     def __init__(
@@ -132,22 +135,13 @@ class KVCache:
     ) -> None:
         """`masked`: whether the tree's mask applies to this layer; if not, it attends to all earlier tokens."""
         self.tree, self.key, self.value, self.masked = tree, key, value, masked
-        self._turn = tree.turn
-        self._prompt = self._announced = False
 
-    def positions(self, query: Tensor) -> TokenPositions:
-        """The positions of queries [N * K, H, D] or [N, T, H, D]; enters them into the tree if the model has not."""
-        self._prompt, self._announced = query.dim() == 4, True
-        if self._turn == self.tree.turn:
-            self.tree.enter(query.shape[1] if self._prompt else None, query.device)
-        self._turn = self.tree.turn
+    @property
+    def positions(self) -> TokenPositions:  # type: ignore[override]  # read only
         return self.tree.position
 
     def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
         assert key is not None and value is not None
-        if not self._announced:
-            self.positions(query)
-        self._announced = False
         q, k, v = map(self._folded, (query, key, value))
         return q, *self._append(k, v), self.tree.allowed(q.dtype, self.masked)
 
@@ -155,26 +149,23 @@ class KVCache:
         """Store the keys and values [N, H, T, D] of the tokens fed last; return those of all entries, [N, H, E, D]."""
         end = self.tree.entries
         held = end - key.shape[2]
-        self.key = _with_capacity(self.key, key, held, self._prompt)
-        self.value = _with_capacity(self.value, value, held, self._prompt)
+        self.key = _with_capacity(self.key, key, held, self.tree.is_prompt)
+        self.value = _with_capacity(self.value, value, held, self.tree.is_prompt)
         self.key[:, :, held:end], self.value[:, :, held:end] = key, value
         return self.key[:, :, :end], self.value[:, :, :end]
 
     def _folded(self, x: Tensor) -> Tensor:
         """[N * K, H, D] or [N, T, H, D] -> [N, H, K or T, D]."""
-        return (x if self._prompt else x.unflatten(0, (self.tree.sentences, -1))).transpose(1, 2)
+        return (x if self.tree.is_prompt else x.unflatten(0, (self.tree.sentences, -1))).transpose(1, 2)
 
     def close(self, out: Tensor) -> Tensor:
         out = out.transpose(1, 2)
-        return out if self._prompt else out.flatten(0, 1)
+        return out if self.tree.is_prompt else out.flatten(0, 1)
 
-    def lengths(self) -> None:
-        return None
-
-    def keep(self, sentences: Tensor, tree: BeamTree) -> Self:
+    def select(self, sentences: Tensor, tree: BeamTree) -> Self:
         """Return a cache with these sentences only, for a tree that has them."""
-        kept = (None if x is None else x.index_select(0, sentences) for x in (self.key, self.value))
-        return type(self)(tree, *kept, masked=self.masked)
+        selected = (None if x is None else x.index_select(0, sentences) for x in (self.key, self.value))
+        return type(self)(tree, *selected, masked=self.masked)
 
     def trim(self, entries: int) -> None:
         """Keep the last `entries` entries only. The caller trims the tree after the caches of all layers."""
@@ -196,7 +187,7 @@ def _with_capacity(store: Tensor | None, new: Tensor, held: int, exact: bool) ->
     return grown
 
 
-class SourceCache:
+class SourceCache(AttentionLayout):
     """The keys and values of one layer's cross-attention, [N, H, S, D] each, shared by the K beams of a sentence.
 
     Beams are folded into the query axis, so that a sentence is stored once, not once per beam.
@@ -207,9 +198,6 @@ class SourceCache:
         if allowed.no_empty_rows and allowed.table is not None and allowed.bias is None:
             self.allowed = MaskTable.with_bias(allowed.table, key.dtype)  # computed once for all steps
 
-    def positions(self, query: Tensor) -> None:
-        return None
-
     def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
         assert key is None and value is None
         q = query.unflatten(0, (len(self.key), -1)).transpose(1, 2)  # [N*K, H, D] -> [N, K, H, D] -> [N, H, K, D]
@@ -217,9 +205,6 @@ class SourceCache:
 
     def close(self, out: Tensor) -> Tensor:
         return out.transpose(1, 2).flatten(0, 1)
-
-    def lengths(self) -> None:
-        return None
 
     def fixed(self, size: int, allowed: MaskTable | None = None) -> SourceCache:
         """Return a cache with capacity for `size` source tokens, which may share the mask of another layer."""
@@ -247,11 +232,11 @@ def source_tensors(caches: Sequence[SourceCache]) -> Iterator[Tensor]:
         yield from (caches[0].allowed.table, caches[0].allowed.bias)
 
 
-def keep_sources(caches: Sequence[SourceCache], sentences: Tensor) -> list[SourceCache]:
+def select_sources(caches: Sequence[SourceCache], sentences: Tensor) -> list[SourceCache]:
     """Select sentences in the caches of all layers, [M] indices into the present N; shared masks stay shared."""
     masks = {id(cache.allowed): cache.allowed for cache in caches}
-    kept = {number: allowed.select(sentences) for number, allowed in masks.items()}
+    selected = {number: allowed.select(sentences) for number, allowed in masks.items()}
     return [
-        SourceCache(c.key.index_select(0, sentences), c.value.index_select(0, sentences), kept[id(c.allowed)])
+        SourceCache(c.key.index_select(0, sentences), c.value.index_select(0, sentences), selected[id(c.allowed)])
         for c in caches
     ]

@@ -77,32 +77,30 @@ class MaskTable:
         return causal if table is None else causal & table
 
 
-class AttentionLayout(Protocol):
-    """Opens queries, keys and values for a dense kernel and closes its result."""
+class AttentionLayout:
+    """Base class of layouts: opens queries, keys and values for a dense kernel and closes its result."""
 
-    def positions(self, query: Tensor) -> TokenPositions | None:
-        """Positions of the tokens of `query`, if cached keys include theirs; None: the index in the opened tensors."""
-        ...
+    # Of the queries, if cached keys include their positions; None: the index in the opened tensors.
+    positions: TokenPositions | None = None
 
-    def open(
-        self, query: Tensor, key: Tensor | None, value: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, MaskTable]: ...
+    def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
+        """Queries, keys and values as the dense kernels read them, [..., H, L, D], and the mask."""
+        raise NotImplementedError  # implemented by each layout
 
-    def close(self, out: Tensor) -> Tensor: ...
+    def close(self, out: Tensor) -> Tensor:
+        """The result of a kernel, stored like the queries."""
+        raise NotImplementedError  # implemented by each layout
 
     def lengths(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """Numbers of queries and keys of each sentence, without padding; None: there is no padding."""
-        ...
+        return None
 
 
-class DenseQK:
+class DenseQK(AttentionLayout):
     """Tensors that are already [..., H, L, D], with an optional table of booleans [..., Q, K]."""
 
     def __init__(self, table: Tensor | None = None, causal: bool = False) -> None:
         self.allowed = MaskTable(table, causal)
-
-    def positions(self, query: Tensor) -> None:
-        return None
 
     def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
         assert key is not None and value is not None
@@ -111,11 +109,8 @@ class DenseQK:
     def close(self, out: Tensor) -> Tensor:
         return out
 
-    def lengths(self) -> None:
-        return None
 
-
-class PackedQK:
+class PackedQK(AttentionLayout):
     """Packed batches: queries attend to the keys of the same sentence, in another batch or in the same one.
 
     It is created once per batch and shared by all layers, so that indices and masks are computed once.
@@ -127,9 +122,6 @@ class PackedQK:
         self.queries, self.keys = queries, keys
         self.mask = mask if mask is not None else Full()
         self.query_block = query_block
-
-    def positions(self, query: Tensor) -> None:
-        return None
 
     @cached_property
     def allowed(self) -> MaskTable:
@@ -162,7 +154,7 @@ class PackedQK:
     def close(self, out: Tensor) -> Tensor:
         return self.queries.flatten(out.transpose(1, 2))
 
-    def lengths(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def lengths(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         return self.queries.lengths, self.keys.lengths
 
 

@@ -105,7 +105,7 @@ class Rotary(Score):
         scale = self.amplitude / math.sqrt(query.shape[-1])
         return _rotate(query, cos[first:], sin[first:]), _rotate(key, cos, sin), scale
 
-    def at(self, query: Tensor, key: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Score]:
+    def encode_positions(self, query: Tensor, key: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Score]:
         cos, sin = self.table.at(positions, query)
         query = _rotate(query, cos, sin)
         return query if self.amplitude == 1 else query * self.amplitude, _rotate(key, cos, sin), _SCALED_DOT
@@ -133,8 +133,8 @@ class SoftCapped(Score):
     def cached_width(self, width: int) -> int:
         return self.inner.cached_width(width)
 
-    def at(self, query: Tensor, key: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Score]:
-        query, key, score = self.inner.at(query, key, positions)
+    def encode_positions(self, query: Tensor, key: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Score]:
+        query, key, score = self.inner.encode_positions(query, key, positions)
         return query, key, SoftCapped(score, self.cap)
 
 
@@ -167,7 +167,7 @@ class Relative(Score):
         k = torch.cat([key, waves.expand(*key.shape[:-1], -1)], dim=-1)
         return q, k, 1.0 / math.sqrt(query.shape[-1])
 
-    def at(self, query: Tensor, key: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Score]:
+    def encode_positions(self, query: Tensor, key: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Score]:
         cos, sin = self.table.at(positions, query)
         projected = torch.einsum("...hd,hdf->...hf", query + self.distance, self.weight)
         q = torch.cat([query + self.content, *self._rotate(projected, cos, sin)], dim=-1) / math.sqrt(query.shape[-1])
@@ -229,7 +229,7 @@ class BucketedBias(Score):
         nn.init.normal_(self.bias, std=0.02)
         self.register_buffer("buckets", buckets.table(), persistent=False)
 
-    def of(self, offset: Tensor) -> Tensor:
+    def biases(self, offset: Tensor) -> Tensor:
         """The biases of distances j - i: [..., Q, K] -> [..., H, Q, K]."""
         by_distance = self.bias[self.buckets]  # [2 · distance + 1, H]
         return F.embedding(offset.clamp(-self.distance, self.distance) + self.distance, by_distance).movedim(-1, -3)
@@ -237,9 +237,9 @@ class BucketedBias(Score):
     def compare(self, query: Tensor, key: Tensor) -> Tensor:
         keys, queries = key.shape[-2], query.shape[-2]
         at = torch.arange(keys, device=key.device)
-        return _SCALED_DOT.compare(query, key) + self.of(at - at[keys - queries :, None]).to(query.dtype)
+        return _SCALED_DOT.compare(query, key) + self.biases(at - at[keys - queries :, None]).to(query.dtype)
 
-    def at(self, query: Tensor, key: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Score]:
+    def encode_positions(self, query: Tensor, key: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Score]:
         index = positions.index[..., None, None]
         digits = torch.cat([index // DIGIT_BASE, index % DIGIT_BASE], dim=-1)  # [..., 1, 2]
         q, k = (torch.cat([x, digits.expand(*x.shape[:-1], 2).to(x.dtype)], dim=-1) for x in (query, key))
@@ -261,6 +261,6 @@ class _BiasAtPositions(Score):
 
     def compare(self, query: Tensor, key: Tensor) -> Tensor:
         # the positions are the same in all heads
-        at, of = ((x[..., 0, :, -2] * DIGIT_BASE + x[..., 0, :, -1]).long() for x in (query, key))  # [..., Q], [..., K]
+        i, j = ((x[..., 0, :, -2] * DIGIT_BASE + x[..., 0, :, -1]).long() for x in (query, key))  # [..., Q], [..., K]
         scores = _SCALED_DOT.compare(query[..., :-2], key[..., :-2])
-        return scores + self.whole.of(of[..., None, :] - at[..., None]).to(scores.dtype)
+        return scores + self.whole.biases(j[..., None, :] - i[..., None]).to(scores.dtype)

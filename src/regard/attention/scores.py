@@ -74,10 +74,10 @@ class Score(nn.Module):
         return 2 * pairs * query_width
 
     def cached_width(self, width: int) -> int:
-        """Features of a cached key: the width after `project_keys` and `at`, for keys of `width` features."""
+        """Features of a cached key after `project_keys` and `encode_positions`, for keys of `width` features."""
         return width
 
-    def at(self, query: Tensor, key: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Score]:
+    def encode_positions(self, query: Tensor, key: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Score]:
         """Encode the positions of tokens in their queries and keys [..., H, D], as a KV cache stores them.
 
         Returns queries, keys, and the score for these, which no longer depends on positions.

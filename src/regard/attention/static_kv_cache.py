@@ -23,8 +23,8 @@ class StaticBeamTree(BeamTree):
     """A `BeamTree` whose steps change tensors in place.
 
     The index of a sentence's next entry (`cursor` [N]) and its number of tokens (`fed` [N]) are tensors: sentences may
-    have been fed different numbers of tokens. When a sentence has no more room, it overwrites its last entries. There
-    are steps only; the prompt was entered before.
+    have been fed different numbers of tokens. A sentence without free entries overwrites its last ones. Only steps are
+    appended: the prompt was before.
     """
 
     is_static: ClassVar[bool] = True
@@ -42,24 +42,24 @@ class StaticBeamTree(BeamTree):
 
     @classmethod
     def start(cls, tree: BeamTree, beams: int, capacity: int, prompt: int, device: torch.device) -> StaticBeamTree:
-        """Make a tree with capacity for so many more tokens of each of `beams` beams, which start equal.
+        """Make a tree with capacity for `capacity` more tokens of each of `beams` beams, which start equal.
 
         It has `prompt` entries for prompts; unused ones are masked.
         """
         made = cls(tree.sentences, tree.mask)
-        made.beams, made.entries, made.turn = beams, prompt, tree.turn
+        made.beams, made.entries = beams, prompt
         made.seen = torch.zeros(tree.sentences, beams, prompt + beams * capacity, dtype=torch.bool, device=device)
         made.seen[..., : tree.entries] = True if tree.seen is None else tree.seen
         made.cursor = torch.full((tree.sentences,), prompt, device=device)
         made.fed = torch.full((tree.sentences,), tree.length, device=device)
         made.padding = torch.zeros_like(made.fed) if tree.padding is None else tree.padding.clone()
         made.fed -= made.padding
-        if tree.mask is not None:  # [N, E]; of the entries after the prompt, `enter` writes the position
+        if tree.mask is not None:  # [N, E]; of the entries after the prompt, `append` writes the position
             made.index = torch.arange(made.seen.shape[-1], device=device).repeat(tree.sentences, 1)
         return made
 
-    def enter(self, tokens: int | None, device: torch.device) -> None:
-        self.turn, self._allowed = self.turn + 1, {}
+    def append(self, tokens: int | None, device: torch.device) -> None:
+        self._allowed = {}
         beam, self.rows, same_beam = self._step_indices()
         self.write = self.cursor.clamp(max=self.seen.shape[-1] - self.beams)[:, None] + beam
         self.used = self.uniform = None
@@ -92,7 +92,7 @@ class StaticBeamTree(BeamTree):
             self._levels = torch.tensor([0.0, -math.inf], dtype=dtype, device=table.device)
         return MaskTable(table, no_empty_rows=True, bias=torch.where(table, self._levels[0], self._levels[1]))
 
-    def follow(self, parents: Tensor) -> None:
+    def reorder(self, parents: Tensor) -> None:
         if self.beams > 1:
             self.seen.copy_(self.seen.gather(1, parents[..., None].expand_as(self.seen)))
 

@@ -134,7 +134,7 @@ class StaticQK(PackedQK):
     def close(self, out: Tensor) -> Tensor:
         return out.transpose(0, 1)
 
-    def lengths(self) -> None:  # type: ignore[override]
+    def lengths(self) -> None:
         return None
 
 

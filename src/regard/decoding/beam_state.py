@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.decoding.constraints import NO_TOKEN, Constraints, SingleCandidate, length_penalties, select
+from regard.decoding.constraints import NO_TOKEN, Constraints, SingleCandidate, length_penalties, select_rows
 from regard.decoding.topk import log_softmax, log_sum, topk
 from regard.recipes.schema import DecodingSettings
 from regard.text import EOS
@@ -158,11 +158,11 @@ class SearchState:
     def capacity(self) -> int:
         return self.tokens.shape[-1] - self.static
 
-    def keep(self, sentences: Tensor) -> SearchState:
+    def select(self, sentences: Tensor) -> SearchState:
         """Return a new state with these sentences only, [M] indices into the present N."""
         tensors = {name: getattr(self, name) for name in self.SENTENCE_TENSORS}
-        rows: dict[str, Any] = {name: None if x is None else select(x, sentences) for name, x in tensors.items()}
-        return replace(self, constraints=self.constraints.keep(sentences), **rows)
+        rows: dict[str, Any] = {name: None if x is None else select_rows(x, sentences) for name, x in tensors.items()}
+        return replace(self, constraints=self.constraints.select(sentences), **rows)
 
     def grown(self, capacity: int, prefix: int = 0, prompt: int = 0) -> SearchState:
         """Return a new state with capacity for so many tokens, and for prefixes and prompts of these lengths."""

@@ -137,10 +137,10 @@ class Constraints:
         terms = None if self.terms is None else self.terms.to(device)
         return replace(self, **{name: getattr(self, name).to(device) for name in names}, terms=terms)
 
-    def keep(self, sentences: Tensor) -> Constraints:
+    def select(self, sentences: Tensor) -> Constraints:
         """Select sentences, [M] indices into the present N."""
-        limit, prefix, prompt = (select(x, sentences) for x in (self.limit, self.prefix, self.prompt))
-        terms = None if self.terms is None else self.terms.keep(sentences)
+        limit, prefix, prompt = (select_rows(x, sentences) for x in (self.limit, self.prefix, self.prompt))
+        terms = None if self.terms is None else self.terms.select(sentences)
         return replace(self, limit=limit, prefix=prefix, prompt=prompt, terms=terms)
 
     def penalize_repetition(self, logits: Tensor, history: Tensor) -> Tensor:
@@ -186,7 +186,7 @@ class Constraints:
             logits.masked_fill_(repetition.completed_ngrams(history, step, self.no_repeat, logits.shape[-1]), -math.inf)
 
 
-def select(x: Tensor, sentences: Tensor) -> Tensor:
+def select_rows(x: Tensor, sentences: Tensor) -> Tensor:
     """Select rows of x [N, ...] by indices [M]."""
     return x[: len(sentences)] if x.numel() == 0 and len(sentences) <= len(x) else x.index_select(0, sentences)
 

@@ -225,7 +225,7 @@ class Engine:
 
 def _constraints_of(constraints: Constraints, number: int) -> Constraints:
     """The constraints of one sentence of a search."""
-    selected = constraints.keep(torch.tensor([number], device=constraints.limit.device))
+    selected = constraints.select(torch.tensor([number], device=constraints.limit.device))
     terms = None if selected.terms is None or not selected.terms.any_term else selected.terms
     return replace(selected, longest=int(selected.limit), terms=terms)
 

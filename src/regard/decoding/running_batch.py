@@ -101,7 +101,7 @@ class RunningBatch:
         sizes = Sizes(*map(max, zip(new_sizes, self.sizes, strict=True)))
         if self.search is None:
             rows = list(range(len(jobs)))
-            self.search = arrived.keep([*rows, *[0] * (self._rounded(len(jobs)) - len(jobs))])
+            self.search = arrived.select([*rows, *[0] * (self._rounded(len(jobs)) - len(jobs))])
             self.search.hypotheses.drop(slice(len(jobs), None))
             self.jobs, self.steps = [None] * len(self.search.hypotheses.done), [0] * len(self.search.hypotheses.done)
         else:
@@ -147,7 +147,7 @@ class RunningBatch:
         rows, missing = len(self.jobs), count - self.jobs.count(None)
         if missing > 0:
             more = self._rounded(rows + missing) - rows
-            self.search = self.search.keep([*range(rows), *[0] * more])
+            self.search = self.search.select([*range(rows), *[0] * more])
             self.search.hypotheses.drop(slice(rows, None))
             self.jobs += [None] * more
             self.steps += [0] * more
@@ -231,7 +231,7 @@ class RunningBatch:
             return
         size = self._rounded(len(live))
         if 4 * size <= 3 * rows:
-            self.search = self.search.keep([*live, *[live[0]] * (size - len(live))])
+            self.search = self.search.select([*live, *[live[0]] * (size - len(live))])
             self.search.hypotheses.drop(slice(len(live), None))
             spare = size - len(live)
             self.jobs = [*(self.jobs[row] for row in live), *[None] * spare]

@@ -55,7 +55,7 @@ def uniforms(key: Words, step: int | Words) -> Tensor:
     return torch.from_numpy(bits.astype(np.float32)) * 2.0**-24
 
 
-def kept(logp: Tensor, settings: DecodingSettings) -> tuple[Tensor, Tensor]:
+def filter_tokens(logp: Tensor, settings: DecodingSettings) -> tuple[Tensor, Tensor]:
     """Apply temperature, then `top_k`, then `top_p`: (probabilities, ids), [N, K, at most V] each, in descending order.
 
     `top_p` keeps the smallest set of the most probable tokens that reaches this share. Tokens that are left out have
@@ -88,7 +88,7 @@ def draw(logp: Tensor, uniform: Tensor, settings: DecodingSettings) -> tuple[Ten
 
     Return tokens, their log-probabilities, and the margins of the draws, [N, K] each.
     """
-    share, order = kept(logp, settings)
+    share, order = filter_tokens(logp, settings)
     share, order = (x.expand(-1, uniform.shape[1], -1).contiguous() for x in (share, order))
     edges = share.cumsum(-1)  # token i has the interval [edges[i - 1], edges[i])
     target = (uniform * edges[..., -1])[..., None]  # [N, K, 1]

@@ -170,7 +170,7 @@ def run_eagerly(model: Stepper, request: SearchRequest, constraints: Constraints
                 return results
             rows = [n for n, is_done in enumerate(done) if not is_done]
             sentences, index = [sentences[n] for n in rows], torch.tensor(rows, device=device)
-            hypotheses, state, parents = hypotheses.keep(index), state.keep(index), parents[index]
+            hypotheses, state, parents = hypotheses.select(index), state.select(index), parents[index]
         if reorder:
             state = state.reorder(parents)
         tokens = hypotheses.last

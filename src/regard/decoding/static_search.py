@@ -94,10 +94,10 @@ class StaticSearch:
         for old, new in zip(self.tensors(), other.tensors(), strict=True):
             old.copy_(new)
 
-    def keep(self, sentences: list[int]) -> StaticSearch:
+    def select(self, sentences: list[int]) -> StaticSearch:
         """Return a new search with these sentences only."""
         index = torch.tensor(sentences, device=self.hypotheses.done.device)
-        return StaticSearch(self.hypotheses.keep(index), self.state.keep(index))
+        return StaticSearch(self.hypotheses.select(index), self.state.select(index))
 
     def resized(self, sizes: Sizes) -> StaticSearch:
         """Return a new search with these sizes, which are at least the present ones."""
@@ -191,7 +191,7 @@ class StaticRunner:
         index = [*range(count), *[count - 1] * (sentences - count)]
         device = constraints.limit.device
         if sentences > count:
-            constraints = constraints.keep(torch.tensor(index, device=device))
+            constraints = constraints.select(torch.tensor(index, device=device))
         first, lines, seeds = request.first_tokens(), request.line_numbers(), request.seeds()
         return Setup(
             request,
@@ -217,7 +217,7 @@ class StaticRunner:
             state = model.start(source)
             if len(source.layout) < shape.sentences:
                 index = torch.arange(shape.sentences, device=setup.begin.device).clamp(max=len(source.layout) - 1)
-                state = state.keep(index)
+                state = state.select(index)
         return setup.create(model.static_state(state, shape))
 
     def _run(self, model: Stepper, request: SearchRequest, constraints: Constraints, watch: Watch | None) -> Results:
@@ -254,7 +254,7 @@ class StaticRunner:
             if 2 * size <= len(done) and len(done) * beams > MIN_BEAMS_TO_SHRINK:  # go on with a smaller batch
                 rows = [n for n in range(len(sentences)) if done[n]]
                 results.update(zip([sentences[n] for n in rows], read_results(search.hypotheses, rows), strict=True))
-                search = search.keep([*live, *[live[-1]] * (size - len(live))])
+                search = search.select([*live, *[live[-1]] * (size - len(live))])
                 search.hypotheses.drop(slice(len(live), None))
                 sentences, live = [sentences[n] for n in live], list(range(len(live)))
             if steps == capacity < longest:

@@ -52,11 +52,11 @@ class TermSearchState(SearchState):
         yield from super().sentence_tensors()
         yield from self.progress.tensors()
 
-    def keep(self, sentences: Tensor) -> SearchState:
-        kept = super().keep(sentences)
-        assert isinstance(kept, TermSearchState) and kept.constraints.terms is not None
-        kept.terms = self.progress.keep(kept.constraints.terms, sentences)
-        return kept
+    def select(self, sentences: Tensor) -> SearchState:
+        state = super().select(sentences)
+        assert isinstance(state, TermSearchState) and state.constraints.terms is not None
+        state.terms = self.progress.select(state.constraints.terms, sentences)
+        return state
 
     def _mask(self, logits: Tensor, offset: Tensor | None, history: Tensor) -> SingleCandidate | None:
         single = super()._mask(logits, offset, history)

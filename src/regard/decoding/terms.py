@@ -99,7 +99,7 @@ class TermTable:
         """Return a table of other sentences with the same classes."""
         return replace(self, patterns=patterns, rest=rest, avoid=avoid)
 
-    def keep(self, sentences: Tensor) -> TermTable:
+    def select(self, sentences: Tensor) -> TermTable:
         """Select sentences, [M] indices into the present N."""
         return self.with_sentences(*(x.index_select(0, sentences) for x in self.sentence_tensors()))
 
@@ -190,7 +190,7 @@ class TermProgress:
         """The tensors of the state, without those of the table."""
         return *self.match, self.unmet, self.deadline
 
-    def keep(self, table: TermTable, sentences: Tensor) -> TermProgress:
+    def select(self, table: TermTable, sentences: Tensor) -> TermProgress:
         """Select sentences, [M] indices into the present N; `table` is that of these sentences."""
         match = Match(*(x.index_select(0, sentences) for x in self.match))
         return TermProgress(table, match, *(x.index_select(0, sentences) for x in (self.unmet, self.deadline)))

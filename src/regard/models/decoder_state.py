@@ -9,7 +9,7 @@ from typing import Protocol, Self
 from torch import Tensor
 
 from regard.attention import BeamTree, KVCache, MultiHeadAttention, SourceCache, StaticBeamTree, StaticKVCache
-from regard.attention.kv_cache import fixed_sources, keep_sources, source_tensors
+from regard.attention.kv_cache import fixed_sources, select_sources, source_tensors
 
 
 class DecodingState(Protocol):
@@ -22,7 +22,7 @@ class DecodingState(Protocol):
         """Beam k of sentence n continues beam `parents[n, k]`; K may change."""
         ...
 
-    def keep(self, sentences: Tensor) -> Self:
+    def select(self, sentences: Tensor) -> Self:
         """Select sentences, in this order: [M] indices into the present N."""
         ...
 
@@ -81,14 +81,14 @@ class DecoderState:
         return cls(tree, [KVCache(tree, masked=i not in unmasked) for i in range(layers)], cross_kv, length)
 
     def reorder(self, parents: Tensor) -> Self:
-        self.tree.follow(parents)
+        self.tree.reorder(parents)
         return self
 
-    def keep(self, sentences: Tensor) -> Self:
-        tree = self.tree.keep(sentences)
-        self_kv = [cache.keep(sentences, tree) for cache in self.self_kv]
+    def select(self, sentences: Tensor) -> Self:
+        tree = self.tree.select(sentences)
+        self_kv = [cache.select(sentences, tree) for cache in self.self_kv]
         length = None if self.length is None else self.length[sentences]
-        return type(self)(tree, self_kv, keep_sources(self.cross_kv, sentences), length)
+        return type(self)(tree, self_kv, select_sources(self.cross_kv, sentences), length)
 
     def trim(self, entries: int) -> None:
         """Keep the last `entries` tokens, in a state with one beam per sentence."""

@@ -44,8 +44,8 @@ class EnsembleState:
     def reorder(self, parents: Tensor) -> EnsembleState:
         return EnsembleState([state.reorder(parents) for state in self.states])
 
-    def keep(self, sentences: Tensor) -> EnsembleState:
-        return EnsembleState([state.keep(sentences) for state in self.states])
+    def select(self, sentences: Tensor) -> EnsembleState:
+        return EnsembleState([state.select(sentences) for state in self.states])
 
     def compact(self) -> None:
         for state in self.states:

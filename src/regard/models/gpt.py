@@ -163,7 +163,7 @@ class GPT(SequenceModel):
         tree = BeamTree(len(layout), self.mask, padding)
         state = DecoderState.start(len(self.decoder), tree, unmasked=self.settings.global_layers)
         if layout.max_len:
-            state.tree.enter(layout.max_len, layout.device)
+            state.tree.append(layout.max_len, layout.device)
             position = state.tree.position.index.clamp(min=0)
             ids = layout.pad(source.ids).gather(1, position.expand(len(layout), -1))
             self._extend(state, self.source_embedding, ids)
@@ -173,7 +173,7 @@ class GPT(SequenceModel):
         return StaticDecoderState.of(state, shape, [cast(EncoderBlock, block).self_attn for block in self.decoder])
 
     def step(self, state: DecoderState, tokens: Tensor) -> tuple[Tensor, DecoderState]:
-        state.tree.enter(None, tokens.device)
+        state.tree.append(None, tokens.device)
         x = self._extend(state, self.embedding, tokens.flatten())  # [N, K] -> [N*K, D]
         return self.project(x).unflatten(0, tokens.shape), state
 
@@ -200,5 +200,5 @@ class GPT(SequenceModel):
         state = DecoderState.start(len(self.decoder), BeamTree(len(ids)))
         for segment in ids.split(self.mask.length, dim=1):
             state.trim(self.mask.memory)
-            state.tree.enter(segment.shape[1], ids.device)
+            state.tree.append(segment.shape[1], ids.device)
             yield self.project(self._extend(state, self.embedding, segment))

@@ -29,7 +29,7 @@ from regard.attention import (
     attend,
 )
 from regard.attention.backends import AttentionWeights
-from regard.attention.kv_cache import keep_sources, source_tensors
+from regard.attention.kv_cache import select_sources, source_tensors
 from regard.dropout import dropout
 from regard.models.base import SequenceModel
 from regard.models.decoder_state import StaticShape
@@ -375,13 +375,13 @@ class RecurrentState:
             self.layers = list(self._constant)
         return self
 
-    def keep(self, sentences: Tensor) -> RecurrentState:
+    def select(self, sentences: Tensor) -> RecurrentState:
         beams = sentences[:, None] * self.beams + torch.arange(self.beams, device=sentences.device)
         layers = [tuple(s.index_select(0, beams.flatten()) for s in states) for states in self.layers]
-        memory = None if self.memory is None else keep_sources([self.memory], sentences)[0]
-        kept = RecurrentState(layers, self.summary.index_select(0, sentences), memory, self.beams)
-        kept._constant = None if self._constant is None else list(layers)
-        return kept
+        memory = None if self.memory is None else select_sources([self.memory], sentences)[0]
+        selected = RecurrentState(layers, self.summary.index_select(0, sentences), memory, self.beams)
+        selected._constant = None if self._constant is None else list(layers)
+        return selected
 
     def fixed(self, shape: StaticShape) -> RecurrentState:
         """A state with static shapes and addresses, in which all beams of a sentence start equal."""

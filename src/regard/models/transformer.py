@@ -106,7 +106,7 @@ class EncoderDecoder(SequenceModel):
 
     def step(self, state: DecoderState, tokens: Tensor) -> tuple[Tensor, DecoderState]:
         assert state.length is not None
-        state.tree.enter(None, tokens.device)
+        state.tree.append(None, tokens.device)
         position = state.tree.position.index  # [N*K], or [1] for all
         position = position[None] if len(position) == 1 else position.view(tokens.shape)
         if state.tree.is_static and self.settings.positions == "learned":  # finished sentences are still fed
