@@ -143,7 +143,7 @@ class Translation:
 
     @cached_property
     def confidence(self) -> Confidence:
-        """How likely the text and each of its words are right: `translation.confidence.words[0].confidence`.
+        """The probability that the text, and each of its words, is right: `translation.confidence.words[0].confidence`.
 
         Calibrated if `regard calibrate` was run; else the probabilities of the model, which are often too high.
         """

@@ -146,7 +146,7 @@ class Shard:
 
 
 def read_lines_of(path: Path, suffix: str) -> Iterator[bytes]:
-    """The lines of a file whose compression its final suffix tells."""
+    """The lines of a file, whose compression follows from its last suffix."""
     with open_compressed(path, "rb", suffix) as file:
         yield from file
 

@@ -58,7 +58,7 @@ class TrainingSpeed:
 
     @property
     def packing_ahead(self) -> float:
-        """How many times faster batches are packed than trained on."""
+        """The speed of packing batches, as a multiple of the speed of training on them."""
         return self.packing / self.tokens_per_second
 
 
@@ -171,7 +171,7 @@ class _TimedLoop:
         self.waited = self.stream.waited - waited
 
     def idle(self, seconds: float = 2.0) -> float:
-        """Measure `idle_share` for about so many seconds."""
+        """Measure `idle_share` for about this many seconds."""
 
         def time_updates(steps: int) -> float:
             loop = _TimedLoop(self.run, self.update, self.stream, self.device)

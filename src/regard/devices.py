@@ -57,7 +57,7 @@ MALLOC_KEEPS_MEMORY = {"trim": 2**31 - 1, "top": 64 * 2**20, "maps": 0, "arenas"
 
 @contextmanager
 def held_memory(device: torch.device) -> Iterator[None]:
-    """On a CPU, let the process keep freed memory for reuse while the context lasts.
+    """Let the process keep freed memory for reuse, on a CPU, while the context lasts.
 
     A training step frees and allocates hundreds of megabytes, and so does a decoding step with a large vocabulary. If
     they were returned to the system, they would have to be mapped and zeroed again, page by page. All threads share

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 
-# Control characters except tab and line feed, bidirectional controls, and lone surrogates.
+# Control characters except tab and line feed, bidirectional controls, and unpaired surrogates.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 

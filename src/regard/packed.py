@@ -246,7 +246,7 @@ class PackedRows:
 
     @property
     def rows(self) -> Tensor:
-        """[T, ...] the packed rows, whatever they are."""
+        """[T, ...] the packed rows: token ids or feature vectors."""
         raise NotImplementedError  # implemented by each kind
 
     def with_rows(self, rows: Tensor, layout: PackedLayout) -> Self:

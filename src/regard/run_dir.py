@@ -235,7 +235,7 @@ class RunDir:
 
     @cached_property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
-        """The tokenizers of source and target; the same object if the vocabulary is shared (and split alike)."""
+        """The tokenizers of source and target; the same object if both are equal."""
         tokenizers = [self.tokenizer(file) for file in self.tokenizer_files(self.recipe)]
         if not tokenizers:
             raise UserError(f"{self.path} has no tokenizers: it was not trained on text")

@@ -2,7 +2,7 @@
 
 A module calls `x = tap(self, "stream", x)`. Without listeners that costs one look at an empty tuple. A listener gets
 the module, the kind and the value, and may return a replacement. Expensive values (attention weights beside a fused
-kernel) are offered lazily and computed only if a listener asks for them.
+kernel) are offered lazily and computed only if a listener reads them.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def worth_compiling(model: SequenceModel, settings: TrainingSettings) -> bool:
 def data_parallel(
     model: SequenceModel, settings: TrainingSettings, device: torch.device, backend: str
 ) -> DataParallel | None:
-    """How processes sum their gradients during the backward pass; None without a process group."""
+    """The sum of gradients over processes during the backward pass; None without a process group."""
     if not distributed.is_initialised():
         return None
     if shards(settings):

@@ -88,7 +88,7 @@ class OverlappedSums:
 
 
 def _buckets(weights: list[nn.Parameter], most: int) -> list[GradBucket]:
-    """Divide weights of one dtype into buckets of at most so many bytes, or of one weight."""
+    """Divide weights of one dtype into buckets of at most `most` bytes, or of one weight."""
     groups: list[list[nn.Parameter]] = []
     size = 0
     for weight in weights:

@@ -57,7 +57,7 @@ class MaskTable:
 
     @classmethod
     def with_bias(cls, table: Tensor | None, dtype: torch.dtype) -> MaskTable:
-        """For a table without empty rows that many layers share: add its bias, for scores of this dtype."""
+        """A table without empty rows, and its bias for scores of this dtype, which many layers share."""
         if table is None:
             return cls(no_empty_rows=True)
         bias = torch.zeros(table.shape, dtype=dtype, device=table.device).masked_fill_(~table, -math.inf)

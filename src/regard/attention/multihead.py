@@ -19,7 +19,7 @@ QK_NORM_EPS = torch.finfo(torch.float32).eps
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """How the projections of an attention layer vary between models."""
+    """The options of an attention layer in which models differ."""
 
     kv_heads: int = 0  # heads of keys and values, each shared by heads / kv_heads queries; 0: as many as heads
     head_width: int = 0  # features of a head; 0: width / heads
@@ -98,7 +98,7 @@ class MultiHeadAttention(nn.Module):
                     nn.init.xavier_uniform_(matrix)
 
     def _project(self, linear: nn.Linear, x: Tensor, *heads: int) -> tuple[Tensor, ...]:
-        """Apply a layer with outputs for so many heads to x [T, D] -> tensors [T, heads, E]."""
+        """Apply a layer whose outputs are several tensors, of `heads` heads each: x [T, D] -> tensors [T, heads, E]."""
         return linear(x).unflatten(-1, (sum(heads), -1)).split(heads, dim=-2)
 
     def forward(self, x: Tensor, layout: AttentionLayout, source: Tensor | None = None) -> Tensor:

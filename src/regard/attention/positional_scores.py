@@ -17,12 +17,12 @@ _DOT, _SCALED_DOT = Dot(), ScaledDot()
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary positions are changed for contexts that are longer than those of the first training.
+    """The change of rotary positions for contexts that are longer than in the original training.
 
     A frequency makes `original` / wavelength turns within the `original` context. With kind "linear", every frequency
-    is divided by `factor`. With "llama3" and "yarn", only those with fewer turns than `turns[0]` are; those with more
-    than `turns[1]` stay; between the two, the frequency is interpolated, by the number of turns (llama3) or by the
-    index of the frequency (yarn, Peng et al. 2023). `attention` multiplies queries and keys.
+    is divided by `factor`. With "llama3" and "yarn", those with fewer turns than `turns[0]` are divided, those with
+    more than `turns[1]` are not, and those between are interpolated by the number of turns (llama3) or by the index of
+    the frequency (yarn, Peng et al. 2023). `attention` multiplies queries and keys.
     """
 
     kind: str
@@ -40,7 +40,7 @@ class RopeScaling:
             turns = self.original * frequencies / (2 * math.pi)
             kept = ((turns - low) / (high - low)).clamp(0, 1)
         else:
-            # the index f at which base^(2f/D) has so many turns
+            # the index f of the frequency that makes this number of turns
             high, low = (
                 width * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in self.turns
             )
@@ -192,7 +192,7 @@ class Relative(Score):
 
 @dataclass(frozen=True)
 class DistanceBuckets:
-    """How distances j - i of a key j from a query i are grouped (Raffel et al. 2020).
+    """Groups of distances j - i of a key j from a query i (Raffel et al. 2020).
 
     Half of the buckets hold one distance each; the others grow logarithmically up to `distance`, and the last holds all
     that are larger. If keys may follow their query, half of the `count` buckets are for those.

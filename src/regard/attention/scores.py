@@ -70,7 +70,7 @@ class Score(nn.Module):
 
     @classmethod
     def flops(cls, query_width: int, key_width: int, queries: int, keys: int, pairs: int) -> int:
-        """FLOPs of the matmuls of one head, for so many queries and keys and `pairs` scores."""
+        """FLOPs of the matmuls of one head, for these numbers of queries, keys and scores (`pairs`)."""
         return 2 * pairs * query_width
 
     def cached_width(self, width: int) -> int:

@@ -53,7 +53,7 @@ VERBS = {
 
 
 class LazyGroup(TyperGroup):
-    """Lists placeholders that know a verb's name and first paragraph; resolves to the verb itself."""
+    """Lists placeholders with the name and first paragraph of a verb; resolves to the verb itself."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

@@ -179,7 +179,7 @@ def with_folder(changes: list[str] | None, data: Path | None) -> list[str]:
 
 
 def check_utf8(**texts: str | None) -> None:
-    """Check that texts of the command line are UTF-8; Python turns other bytes into lone surrogates."""
+    """Check that texts of the command line are UTF-8; Python turns other bytes into unpaired surrogates."""
     for name, text in texts.items():
         if text is not None and any("\ud800" <= character <= "\udfff" for character in text):
             raise UserError(f"{name}: not valid UTF-8: {text!a}")

@@ -1,4 +1,4 @@
-"""Where a verb's text goes: standard output, standard error, or a file."""
+"""The output of a verb: standard output, standard error, or a file."""
 
 from __future__ import annotations
 

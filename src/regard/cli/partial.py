@@ -155,7 +155,7 @@ class PartialOutput:
 
     @property
     def hint(self) -> str:
-        """How to continue; empty if there is no output to continue from."""
+        """A sentence on how to continue; empty if there is no output to continue from."""
         if not self.lines:
             return ""
         return f"; {self.part} has the output of {self.lines:,} lines: the same command with --resume continues it"

@@ -1,4 +1,4 @@
-"""What `regard caption` and `regard transcribe` have in common: files in, one line of text out for each."""
+"""The common part of `regard caption` and `regard transcribe`: files in, one line of text out for each."""
 
 from __future__ import annotations
 

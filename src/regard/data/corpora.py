@@ -274,7 +274,7 @@ def _built_in(name: str, split: str, count: int | None = None) -> Iterator[TextP
 
 
 def read_options(corpus: Corpus, data: DataSettings) -> ReadOptions:
-    """How the files of a corpus are read: a setting that a corpus of a mix leaves open is taken from `data`."""
+    """The settings for reading the files of a corpus: those that a corpus of a mix leaves open are those of `data`."""
     format = data.format if corpus.format == "auto" else corpus.format
     columns, quoted, header = (
         getattr(data if getattr(corpus, name) is None else corpus, name) for name in ("columns", "quoted", "header")

@@ -85,7 +85,7 @@ def split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def open_compressed(path: Path, mode: str, suffix: str | None = None) -> BinaryIO:
-    """Open a file for reading ("rb") or writing ("wb"); `suffix`, by default the file's, tells the compression."""
+    """Open a file for reading ("rb") or writing ("wb"), with the compression of `suffix`, by default the file's."""
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".zst": _open_zst}
     return cast(BinaryIO, openers.get((suffix or path.suffix).lower(), open)(path, mode))
 

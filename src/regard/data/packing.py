@@ -28,11 +28,11 @@ from regard.text import BOS, PAD
 class Packer(PlannedBatches):
     """Batches of stored pairs, each of at most `target_budget` and `source_budget` tokens.
 
-    A pair is visited `weight` times an epoch: 2 is twice, 0.5 a random half of the corpus, drawn anew each epoch. Pairs
-    for about `pool` batches at a time are sorted by length: a larger pool makes the padded view tighter, a smaller one
-    mixes better. `static` batches are padded up to the budgets, so that shapes never change; others end with their last
-    token. Static batches are for kernels that read no padding, so pairs of all lengths share a batch, and the number of
-    pairs is bounded too.
+    A pair is visited `weight` times an epoch: 2 is twice, 0.5 a random half of the corpus, another one in each epoch.
+    Pairs for about `pool` batches at a time are sorted by length: a larger pool makes the padded view tighter, a
+    smaller one mixes better. `static` batches are padded up to the budgets, so that shapes never change; others end
+    with their last token. Static batches are for kernels that read no padding, so pairs of all lengths share a batch,
+    and the number of pairs is bounded too.
 
     To divide the work among processes, a pair of tokens that attend to each other counts as `pair_cost` tokens.
     """
@@ -109,7 +109,7 @@ class Packer(PlannedBatches):
             pool = following
 
     def _pools(self, random: np.random.Generator) -> Iterator[Array]:
-        """The pairs that an epoch visits, in random order, so many at a time as are sorted by length together."""
+        """The pairs that an epoch visits, in random order, in groups that are each sorted by length."""
         for section in sections([*map(len, self.stores)], random):
             order = self._visits(section, random)
             for begin in range(0, len(order), self._pool):

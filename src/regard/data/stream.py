@@ -83,7 +83,7 @@ class BatchStream(ABC):
         world: int = 1,
         equal: bool = False,
     ) -> Iterator[BatchShare]:
-        """For each step, the share that process `rank` of `world` takes of its `accumulate` micro-batches.
+        """The share of process `rank` of `world` in the `accumulate` micro-batches of each step.
 
         The micro-batches of a step do not depend on the number of processes, and none is split between processes. Every
         process has at least one pass, or, if `equal`, as many as the others: what its share lacks, it passes idly.

@@ -116,7 +116,7 @@ class Lengths:
 
 
 def lengths_of(sides: Sequence[Ragged], most: int) -> Array | Lengths:
-    """The lengths of all sequences: in memory if there are at most so many."""
+    """The lengths of all sequences: in memory if there are at most `most` of them."""
     lengths = Lengths(sides)
     return np.concatenate([side.lengths() for side in sides]) if len(lengths) <= most else lengths
 

@@ -190,7 +190,7 @@ class KeyDoorEpisodes:
 
 @dataclass(frozen=True)
 class Scaling:
-    """How states and returns become inputs: (state - means) / deviations, and return / scale."""
+    """The scaling of states and returns to inputs: (state - means) / deviations, and return / scale."""
 
     means: npt.NDArray[np.float32]
     deviations: npt.NDArray[np.float32]

@@ -1,4 +1,4 @@
-"""From a model to its output: greedy and beam search, sampling, and the scores of given output."""
+"""Decoding: greedy search, beam search, sampling, and the scores of given outputs."""
 
 from regard.decoding.results import Hypothesis, Report
 from regard.decoding.scoring import score

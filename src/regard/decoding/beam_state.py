@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -86,13 +86,13 @@ class SearchState:
         margins: bool = False,
         static: bool = False,
         softmax_last: bool = False,
-    ) -> SearchState:
-        """Allocate the state for the sentences of `constraints`; `restart` initialises it."""
+        **fields: Any,
+    ) -> Self:
+        """Allocate the state for the sentences of `constraints`; `restart` initialises it. `fields`: of a subclass."""
         device, count = constraints.limit.device, len(constraints.limit)
         width = capacity + static  # a static search goes on writing for sentences that are done: after their end
         beams = num_beams(settings, nbest)
-        reorders = cls.reorders_beams(beams)
-        finished = max(beams, nbest + 1) if reorders else beams  # one more than is wanted, for the ranking's margin
+        reorders, finished = cls.reorders_beams(beams), cls.num_finished(beams, nbest)
 
         def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(count, *shape, dtype=dtype, device=device)
@@ -116,6 +116,7 @@ class SearchState:
             history=new(beams, width, dtype=torch.long) if reorders and (watched or constraints.read_history) else None,
             static=static,
             softmax_last=softmax_last,
+            **fields,
         )
 
     def __post_init__(self) -> None:
@@ -126,6 +127,11 @@ class SearchState:
     def reorders_beams(cls, beams: int) -> bool:
         """Whether a beam may continue another one: not with one beam only."""
         return beams > 1
+
+    @classmethod
+    def num_finished(cls, beams: int, nbest: int) -> int:
+        """How many finished hypotheses of a sentence are kept: one more than wanted, for the margin of the ranking."""
+        return max(beams, nbest + 1) if cls.reorders_beams(beams) else beams
 
     def restart(self, constraints: Constraints, begin: Tensor, lines: Sequence[int], seed: int | Sequence[int]) -> None:
         """Initialise for a first step that feeds each sentence `begin` [N].
@@ -158,14 +164,14 @@ class SearchState:
     def capacity(self) -> int:
         return self.tokens.shape[-1] - self.static
 
-    def select(self, sentences: Tensor) -> SearchState:
+    def select(self, sentences: Tensor) -> Self:
         """Return a new state with these sentences only, [M] indices into the present N."""
         tensors = {name: getattr(self, name) for name in self.SENTENCE_TENSORS}
         rows: dict[str, Any] = {name: None if x is None else select_rows(x, sentences) for name, x in tensors.items()}
         return replace(self, constraints=self.constraints.select(sentences), **rows)
 
-    def grown(self, capacity: int, prefix: int = 0, prompt: int = 0) -> SearchState:
-        """Return a new state with capacity for so many tokens, and for prefixes and prompts of these lengths."""
+    def grown(self, capacity: int, prefix: int = 0, prompt: int = 0) -> Self:
+        """Return a new state with capacity for this many tokens, and for prefixes and prompts of these lengths."""
 
         def wider(x: Tensor, value: int) -> Tensor:
             return F.pad(x, (0, capacity - self.capacity), value=value)
@@ -215,7 +221,7 @@ class SearchState:
         return choice.parents
 
     def length_penalty(self, ahead: int = 0) -> Tensor:
-        """The length penalty after so many more steps, [N, 1]; [1] if all sentences are at the same step."""
+        """The length penalty `ahead` steps from now, [N, 1]; [1] if all sentences are at the same step."""
         if not self.static:
             return self.penalty[self.steps_taken + ahead, None]
         return self.penalty[ahead:].index_select(0, self.step)[:, None]
@@ -360,5 +366,5 @@ class SearchState:
 
 
 def num_beams(settings: DecodingSettings, nbest: int) -> int:
-    """How many hypotheses of a sentence a search extends at once; in sampling, each is a sample."""
+    """The number of hypotheses of a sentence that a search extends at once; in sampling, each is a sample."""
     return settings.beam if settings.method == "beam" else nbest

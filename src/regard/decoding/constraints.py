@@ -81,7 +81,7 @@ class Constraints:
         capacity: int | Sequence[int] | None = None,
         terms: TermTable | None = None,
     ) -> Constraints:
-        """For sources of these lengths, EOS counted; `capacity` is the maximum output length of the model."""
+        """The constraints of sources of these lengths, EOS counted; `capacity`: the maximum output of the model."""
         prefixes = [()] * len(lengths) if prefixes is None else prefixes
         prompts = [()] * len(lengths) if prompts is None else prompts
         for name, given in (("prefixes", prefixes), ("prompts", prompts)):
@@ -176,7 +176,7 @@ class Constraints:
 
     def mask(self, logits: Tensor, step: Tensor, history: Tensor) -> None:
         """Put -inf in place where a token may not follow; `step` [N] is the number of tokens so far."""
-        if len(self.ends):  # EOS stands for all of them: for the likeliest in a search, for their sum in a draw
+        if len(self.ends):  # EOS stands for all of them: the most likely one in a search, their sum in sampling
             ends = torch.cat([logits[..., EOS, None], logits.index_select(-1, self.ends)], -1)
             logits[..., EOS] = ends.logsumexp(-1) if self.samples else ends.amax(-1)
         logits.index_fill_(-1, self.banned, -math.inf)

@@ -1,7 +1,7 @@
 """Continuous batching: a sentence joins a running search between two steps, and leaves it when it is done.
 
-`Engine` holds the queue, and a `RunningBatch` for every kind of search; `EngineRunner` is a `Runner` over it, so that
-whatever calls `search` can share its batches.
+`Engine` holds the queue, and a `RunningBatch` for every kind of search. `EngineRunner` is a `Runner` over it, so that
+all callers of `search` can share its batches.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Transcript:
 
 
 def greedy(log_probs: Tensor) -> Transcript:
-    """The text of the likeliest path: log_probs [T, V], normalised."""
+    """The text of the most likely path: log_probs [T, V], normalised."""
     scores, ids = log_probs.max(-1)
     path = [BLANK, *ids.tolist()]
     tokens = tuple(token for before, token in pairwise(path) if token not in (BLANK, before))
@@ -53,13 +53,13 @@ class _Prefix:
 
 
 def prefix_beam_search(log_probs: Tensor, beam: int, nbest: int = 1) -> list[Transcript]:
-    """The likeliest texts, best first (Graves 2012; Hannun et al. 2014): log_probs [T, V], normalised.
+    """The most likely texts, best first (Graves 2012; Hannun et al. 2014): log_probs [T, V], normalised.
 
-    After each frame the `beam` likeliest prefixes are kept. If none is lost, the scores are exact.
+    After each frame the `beam` most likely prefixes are kept. If none is dropped, the scores are exact.
     """
     prefixes: dict[tuple[int, ...], _Prefix] = {(): _Prefix(blank=0.0)}
-    # A prefix has `beam` longer ones with an id among the beam + 2 likeliest, even without the blank and its own last
-    # id. No other id can lead to one that is kept, unless the longer prefix is there already.
+    # The beam + 2 most likely ids of a frame are enough: without the blank and the prefix's last id, `beam` of them
+    # extend a prefix. An extension by another id is less likely than all of these, unless it is a prefix already.
     top = log_probs.topk(min(beam + 2, log_probs.shape[-1])).indices.tolist()
     for row, ids in zip(log_probs.tolist(), top, strict=True):
         tried = {*ids, *(tokens[-1] for tokens in prefixes if tokens)} - {BLANK}
@@ -68,7 +68,7 @@ def prefix_beam_search(log_probs: Tensor, beam: int, nbest: int = 1) -> list[Tra
         for tokens, prefix in prefixes.items():
             same = new[tokens]
             same.blank = _add(same.blank, prefix.total + row[BLANK])
-            if tokens:  # the last id goes on
+            if tokens:  # the last id is repeated
                 same.last = _add(same.last, prefix.last + row[tokens[-1]])
             for token, p in likely:
                 # After the same id a new one begins only if a blank is between them.
@@ -101,7 +101,7 @@ def log_probability(log_probs: Tensor, texts: list[tuple[int, ...]]) -> list[flo
 
 
 def align(log_probs: Tensor, tokens: Sequence[int]) -> list[int]:
-    """The frame in which each id of a text begins on the likeliest of its paths: log_probs [T, V].
+    """The frame in which each id of a text begins on the most likely of its paths: log_probs [T, V].
 
     Viterbi's algorithm over the states blank, id 1, blank, id 2, ..., blank. A text of which there is no path (it has
     more ids than frames) is an error.

@@ -235,7 +235,7 @@ class CapturedRunner(StaticRunner):
             self.copy.update(self._weights)
 
     def _precision(self, device: str) -> AbstractContextManager[object]:
-        """Set the requested precision, whatever the caller's autocast is."""
+        """Set the requested precision, independent of the caller's autocast."""
         return torch.autocast(device, dtype=torch.bfloat16, enabled=self.bf16, cache_enabled=False)
 
     def opened(self, model: SequenceModel, setup: Setup) -> StaticSearch:

@@ -9,7 +9,7 @@ import torch
 
 
 class Computing(Protocol):
-    """What the thread needs of an engine. It reads these with `EngineThread.changed` held."""
+    """The part of an engine that the thread calls. The properties are read with `EngineThread.changed` held."""
 
     @property
     def has_work(self) -> bool:
@@ -27,7 +27,7 @@ class Computing(Protocol):
 
 
 class EngineThread:
-    """Runs the turns of one or more engines in turn; it exists while there are engines.
+    """Runs the turns of one or more engines, one after the other, while there are engines.
 
     Engines of one process share it because of OpenMP: every thread that computes has a pool of `torch.get_num_threads`
     threads, and where the threads of all pools are more than the cores, they sleep between operations instead of

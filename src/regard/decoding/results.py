@@ -35,7 +35,7 @@ class Hypothesis:
 
 @dataclass
 class Report:
-    """How close the decisions of a search were, per sentence in the order searched.
+    """The margins of the decisions of a search, per sentence in the order searched.
 
     `margins[n]` is the smallest difference that decided about sentence n. In beam search: between the scores of the
     last candidate kept and the first rejected at any step, and of neighbours in the final ranking. In sampling: between

@@ -142,7 +142,7 @@ class RunningBatch:
         return self.runner.opened(self.model, setup), sizes
 
     def _extend(self, count: int) -> None:
-        """Add rows until so many more sentences fit."""
+        """Add rows until `count` more sentences fit."""
         assert self.search is not None
         rows, missing = len(self.jobs), count - self.jobs.count(None)
         if missing > 0:

@@ -1,49 +1,46 @@
-"""Random sampling: a `SearchState` that draws the next token of each beam, a sample of its own."""
+"""Random sampling: a `SearchState` whose beams are independent samples."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.decoding.beam_state import Choice, SearchState
+from regard.decoding.beam_state import Choice, SearchState, num_beams
 from regard.decoding.constraints import Constraints
 from regard.decoding.sampling import draw, keys, uniforms
 from regard.decoding.topk import log_softmax
 from regard.recipes.schema import DecodingSettings
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class SampleState(SearchState):
     """K samples for each of N sentences. Unlike beams, they are neither reordered nor compared."""
 
     SENTENCE_TENSORS: ClassVar[tuple[str, ...]] = (*SearchState.SENTENCE_TENSORS, "keys", "uniform")
 
-    keys: Tensor | None = None  # [N, K] keys of the random draws; set by `create`
-    uniform: Tensor | None = None  # [N, K, T] random numbers of every step; set by `create`
+    keys: Tensor  # [N, K] keys of the random draws
+    uniform: Tensor  # [N, K, T] random numbers of every step
 
     @classmethod
     def create(
         cls, settings: DecodingSettings, nbest: int, constraints: Constraints, capacity: int, **options: Any
-    ) -> SampleState:
-        state = super().create(settings, nbest, constraints, capacity, **options)
-        assert isinstance(state, SampleState)
-        state.keys = torch.empty_like(state.last)
-        state.uniform = state.total.new_empty(*state.last.shape, capacity)
-        return state
+    ) -> Self:
+        keys = constraints.limit.new_empty(len(constraints.limit), num_beams(settings, nbest))
+        uniform = torch.empty(*keys.shape, capacity, device=keys.device)
+        return super().create(settings, nbest, constraints, capacity, keys=keys, uniform=uniform, **options)
 
     @classmethod
     def reorders_beams(cls, beams: int) -> bool:
         return False
 
     def restart(self, constraints: Constraints, begin: Tensor, lines: Sequence[int], seed: int | Sequence[int]) -> None:
-        assert self.keys is not None and self.uniform is not None
         random_keys = keys(seed, lines, self.beams)
         self.keys.copy_(torch.from_numpy(random_keys.view(np.int64)))
         self.uniform.copy_(uniforms(random_keys[..., None], np.arange(self.uniform.shape[-1], dtype=np.uint64)))
@@ -53,16 +50,14 @@ class SampleState(SearchState):
         super().reset(begin)
         self.total.zero_()
 
-    def grown(self, capacity: int, prefix: int = 0, prompt: int = 0) -> SampleState:
+    def grown(self, capacity: int, prefix: int = 0, prompt: int = 0) -> Self:
         state = super().grown(capacity, prefix, prompt)
-        assert isinstance(state, SampleState) and state.keys is not None
         random_keys = state.keys.cpu().numpy().view(np.uint64)
         uniform = uniforms(random_keys[..., None], np.arange(capacity, dtype=np.uint64))
         return replace(state, uniform=uniform.to(state.keys.device))
 
     def _choose(self, logits: Tensor, history: Tensor, penalty: Tensor) -> Choice:
         """Draw a random token for every sample."""
-        assert self.uniform is not None
         logp = F.log_softmax(logits, -1, dtype=torch.float32) if self.static else log_softmax(logits)
         single = self._mask(logp, None, history)
         only = None if single is None else self._is_single(logp.amax(-1, keepdim=True), single)

@@ -168,11 +168,11 @@ class StaticRunner:
         return nullcontext(model)
 
     def size(self, size: int, least: int) -> int:
-        """The size of a tensor for so many sentences or tokens."""
+        """The size of a tensor for `size` sentences or tokens, at least `least`."""
         return rounded(size, least) if self.round_sizes else size
 
     def source_size(self, tokens: int) -> int:
-        """The size of a packed batch of so many source tokens.
+        """The size of a packed batch of `tokens` source tokens.
 
         Sources arrive in all lengths, and oneDNN compiles code for every number of rows of a matrix. With
         `round_sizes`, sources are padded anyway.
@@ -266,7 +266,7 @@ class StaticRunner:
         return lambda: done
 
     def advance(self, model: Stepper, search: StaticSearch, count: int) -> StaticSearch:
-        """Return the search after so many steps; it may be another object with the same key."""
+        """Return the search after `count` steps; it may be another object with the same key."""
         for _ in range(count):
             search.advance(model)
         return search

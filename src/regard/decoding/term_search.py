@@ -1,17 +1,17 @@
-"""Beam search whose outputs must or must not contain terms: a `SearchState` that also knows what beams have of them."""
+"""Beam search whose outputs must or must not contain terms: a `SearchState` that tracks the terms of each beam."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.decoding.beam_state import Choice, SearchState
+from regard.decoding.beam_state import Choice, SearchState, num_beams
 from regard.decoding.constraints import MIN_LOGPROB, Constraints, SingleCandidate
 from regard.decoding.terms import Candidates, Match, TermProgress, allowed, share_out
 from regard.recipes.schema import DecodingSettings
@@ -20,25 +20,20 @@ from regard.text import EOS
 UNMET_PENALTY = 1e9  # more than any difference of scores: see MIN_LOGPROB
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class TermSearchState(SearchState):
-    """Selects candidates by what they have of the terms of `constraints`, and ranks outputs by unmet terms first."""
+    """Selects candidates by their progress in the terms of `constraints`, and ranks outputs by unmet terms first."""
 
-    terms: TermProgress | None = None  # set by `create`
+    progress: TermProgress
 
     @classmethod
     def create(
         cls, settings: DecodingSettings, nbest: int, constraints: Constraints, capacity: int, **options: Any
-    ) -> TermSearchState:
-        state = super().create(settings, nbest, constraints, capacity, **options)
-        assert isinstance(state, TermSearchState) and constraints.terms is not None
-        state.terms = TermProgress.create(constraints.terms, state.beams, state.finished_scores.shape[1])
-        return state
-
-    @property
-    def progress(self) -> TermProgress:
-        assert self.terms is not None
-        return self.terms
+    ) -> Self:
+        assert constraints.terms is not None
+        beams = num_beams(settings, nbest)
+        progress = TermProgress.create(constraints.terms, beams, cls.num_finished(beams, nbest))
+        return super().create(settings, nbest, constraints, capacity, progress=progress, **options)
 
     def reset(self, begin: Tensor) -> None:
         super().reset(begin)
@@ -52,10 +47,10 @@ class TermSearchState(SearchState):
         yield from super().sentence_tensors()
         yield from self.progress.tensors()
 
-    def select(self, sentences: Tensor) -> SearchState:
+    def select(self, sentences: Tensor) -> Self:
         state = super().select(sentences)
-        assert isinstance(state, TermSearchState) and state.constraints.terms is not None
-        state.terms = self.progress.select(state.constraints.terms, sentences)
+        assert state.constraints.terms is not None
+        state.progress = self.progress.select(state.constraints.terms, sentences)
         return state
 
     def _mask(self, logits: Tensor, offset: Tensor | None, history: Tensor) -> SingleCandidate | None:
@@ -99,11 +94,11 @@ class TermSearchState(SearchState):
         before, needed = progress.needed(present), progress.needed(progress.after(tokens))
         left = self.constraints.limit - self.step
         would_end = (token[..., 0] == EOS) & (before > 0) & (before < left[:, None])  # [N, K]
-        if not self.reorders:  # from there, a single beam has room for its terms only
+        if not self.reorders:  # from there, a single beam generates its terms only
             left = progress.end_in_time(would_end[:, 0], self.step, before[:, 0], left)
         of_terms = torch.arange(tokens.shape[-1], device=tokens.device) >= token.shape[-1]
         fits = allowed(needed, before, tokens, left) & (~would_end[..., None] | of_terms | (needed == 0))
-        blocked = ~(fits & (values > -math.inf)).any(-1, keepdim=True)  # by avoided terms: it goes on without
+        blocked = ~(fits & (values > -math.inf)).any(-1, keepdim=True)  # by avoided terms: the others are then ignored
         values = values.masked_fill(~(fits | blocked | forced), -math.inf)
         total = (self.total[:, :beams, None] + values).flatten(1)
         bank, count = needed.flatten(1), total.shape[1]

@@ -7,7 +7,7 @@ Gonnet 1992), which needs no branches, so that a step with terms can be captured
 Beams are shared out as in Post and Vilar (2018), with the round robin of Hu et al. (2019): candidates with the same
 number of tokens still needed form a bank. The best of every bank are kept first, then the second best, and so on.
 Candidates that could no longer fit their terms in before the maximum length are dropped, so that every term is found
-that fits at all. A beam whose most likely next token is EOS goes on with a token of a term only: what a model writes
+that fits at all. A beam whose most likely next token is EOS continues with a token of a term only: what a model writes
 after its end is no translation. A single beam (greedy search) then completes all its terms.
 
 Shapes: N sentences, K beams, C terms, A alternatives, L symbols of a pattern, M candidates, V the vocabulary.
@@ -279,7 +279,7 @@ class TermProgress:
 
 
 def _compacted(tokens: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """On a CPU, drop columns of candidates [N, K, M] until those of some beam are all valid; their order stays.
+    """Drop columns of candidates [N, K, M], on a CPU, until those of some beam are all valid; their order stays.
 
     Most alternatives have no next token, or that of another one. What a candidate would match is computed for every
     symbol of every alternative. A captured step cannot depend on how many are valid.
@@ -324,7 +324,7 @@ def share_out(total: Tensor, bank: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _ranks(bank: Tensor) -> Tensor:
-    """How many entries before each of [N, M] are in the same bank.
+    """For each of [N, M], the number of entries before it in the same bank.
 
     >>> _ranks(torch.tensor([[7, 7, 3, 7, 3]])).tolist()
     [[0, 1, 0, 2, 1]]

@@ -76,7 +76,7 @@ class Exported(Protocol):
 
 @dataclass(frozen=True)
 class Agreement:
-    """How many texts have the same result in both; `ties` are those that differ without being worse."""
+    """The number of texts with the same result in both; `ties` are those that differ without being worse."""
 
     what: str
     texts: int

@@ -133,7 +133,7 @@ class HFFolder:
         text = self.text(name)
         try:
             content = json.loads(text)
-            if re.search(r"\\u[dD][89a-fA-F]", text):  # a lone surrogate is not valid text
+            if re.search(r"\\u[dD][89a-fA-F]", text):  # an unpaired surrogate is not valid text
                 json.dumps(content, ensure_ascii=False).encode()
         except RecursionError:
             raise UserError(f"{where} is damaged: its values are nested too deeply") from None

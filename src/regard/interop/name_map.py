@@ -140,7 +140,7 @@ class IgnoredTensors:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """How the tensors of a folder become those of a model.
+    """The conversion of the tensors of a folder to those of a model.
 
     `defaults` are their tensors that a file may lack, `constants` those that our model computes, `extra` are ours that
     have no counterpart.

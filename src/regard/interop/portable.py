@@ -1,4 +1,4 @@
-"""What exports that are not in Hugging Face's layout share: which runs they take, their tokenizers, and tables."""
+"""The common part of exports that are not in Hugging Face's layout: suitable runs, tokenizers, and tables."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def to_json(changes: Sequence[Intervention]) -> list[dict[str, Any]]:
 
 
 def hidden_elements(changes: Sequence[Intervention], sides: Sequence[str], count: int) -> Hidden:
-    """What interventions hide of an input of `count` elements; `sides` are the names of its axis."""
+    """The elements that interventions hide of an input of `count` elements; `sides` are the names of its axis."""
     elements: list[int] = []
     edges: list[tuple[int, int]] = []
     for change in changes:

@@ -1,4 +1,4 @@
-"""How notebooks display results of this package."""
+"""The display of results of this package in notebooks."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class RecordedAttention:
         return table
 
     def allowed(self, queries: Sequence[int] | None, keys: Sequence[int] | None) -> Tensor | None:
-        """Which of these positions may attend to which, [Q, K]; None: every one to every one."""
+        """The mask of these positions, [Q, K]: True where one may attend to another; None: all may attend to all."""
         if self.edge_mask is None or queries is None or keys is None:
             q, k = self.offered.query.shape[-2], self.offered.key.shape[-2]
             table = self.offered.allowed.to_dense(q, k, self.offered.query.device)

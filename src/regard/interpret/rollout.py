@@ -11,7 +11,7 @@ from regard.interpret.recorder import RecordedAttention
 
 
 def rollout(layers: Sequence[RecordedAttention], rows: Sequence[int] | None = None) -> Tensor:
-    """How much of each position's vector arrives at each position: the product of (A + I) / 2 over the layers, [Q, K].
+    """The share of each position's vector that arrives at each position, [Q, K]: the product of (A + I) / 2.
 
     A [N, N] are the weights of a layer, averaged over its heads. `rows` are the positions on both axes; None: all. It
     is computed row by row from the last layer down, so that a graph needs no table of all its nodes.

@@ -71,7 +71,7 @@ class DecisionSettings(SizedSettings):
         "return", description="condition on the return to go; none: imitate the data (behaviour cloning)"
     )
     actions: Literal["discrete", "continuous"] = Field("discrete", description="kind of actions")
-    context: int = Field(20, ge=1, description="steps that the model sees")
+    context: int = Field(20, ge=1, description="steps that the model reads")
     max_steps: int = Field(1000, ge=1, description="longest episode; later steps count as the last one")
     width: int = Field(..., ge=2, description="embedding and hidden size")
     heads: int = Field(..., ge=1, description="attention heads; each has width / heads features")

@@ -41,7 +41,7 @@ class StaticState(DecodingState, Protocol):
     """A decoding state in tensors of constant shapes and addresses, which steps and `reorder` change in place."""
 
     def grown(self, capacity: int, source: int = 0) -> Self:
-        """Return a state with capacity for this many output tokens, and at least so many source tokens."""
+        """Return a state with capacity for `capacity` output tokens and at least `source` source tokens."""
         ...
 
     def compact(self) -> None:

@@ -197,7 +197,7 @@ class GraphModel(SequenceModel):
         return taps.tap(self, "logits", self.head(pooled))
 
     def _pool(self, mean: Tensor, size: Tensor) -> Tensor:
-        """Means [Q, D] over so many nodes [Q] -> [Q, D], or [Q, 2 D] of both mean and sum. A node is its own mean."""
+        """Means [Q, D] over `counts` [Q] nodes -> [Q, D], or [Q, 2 D] of both mean and sum. A node is its own mean."""
         if self.settings.pooling == "mean":
             return mean
         total = mean * size[:, None]

@@ -392,7 +392,7 @@ class RecurrentState:
         return made
 
     def compact(self) -> None:
-        """There is nothing that no beam reads."""
+        """Do nothing: beams read all tensors."""
 
     def grown(self, capacity: int, source: int = 0) -> RecurrentState:
         if self.memory is None or self.memory.key.shape[2] >= source:

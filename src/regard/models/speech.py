@@ -56,7 +56,7 @@ class SpeechSettings(TransformerSettings):
     @model_validator(mode="before")
     @classmethod
     def _no_decoder(cls, given: Any) -> Any:
-        """With CTC alone there is no decoder, whatever the preset has."""
+        """Remove the decoder of the preset if there is CTC alone."""
         if isinstance(given, dict) and given.get("ctc_weight") == 1:
             return {"decoder_layers": 0, **given}
         return given

@@ -27,7 +27,7 @@ from regard.special_tokens import BOS, UNK
 
 
 class EncoderDecoder(SequenceModel):
-    """p(next token) = softmax(W · decoder(target so far, encoder(source))), whatever the source is made of.
+    """p(next token) = softmax(W · decoder(target so far, encoder(source))), for any kind of source.
 
     A family defines `embed_source`, and makes the module that it uses: `source_embedding`.
     """

@@ -34,9 +34,9 @@ CROP_DRAWS, ERASE_DRAWS, MIX_DRAWS, OPERATION_DRAWS = 3, 5, 4, 3  # random numbe
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How training images vary. Zeros switch a part off."""
+    """The random changes of training images. Zeros switch a part off."""
 
-    shift: int = 0  # random crops of the image with so many black pixels around it
+    shift: int = 0  # random crops of the image, with this many black pixels around it
     flip: bool = False  # left-right, of every other image
     operations: int = 0  # of RandAugment, one after the other
     magnitude: float = 1.0  # maximum strength of an operation; each is drawn between 0 and this

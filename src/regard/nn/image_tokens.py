@@ -1,4 +1,4 @@
-"""From images to the tokens that an encoder reads: patches or convolutions, positions, a class token.
+"""Conversion of images to the tokens that an encoder reads: patches or convolutions, positions, a class token.
 
 N images of S x S pixels with C channels, P tokens each, D width.
 """

@@ -136,5 +136,5 @@ def _grad_in_place(logits: Tensor, labels: Tensor, loss_mask: Tensor, smoothing:
 
 
 def _row_chunks(rows: Tensor) -> tuple[Tensor, ...]:
-    """On a CPU, split rows into chunks whose intermediate results stay in the cache."""
+    """Split rows, on a CPU, into chunks whose intermediate results stay in the cache."""
     return rows.split(CACHED_ROWS) if rows.device.type == "cpu" else (rows,)

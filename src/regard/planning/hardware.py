@@ -1,4 +1,4 @@
-"""What the planner knows about devices and links: the one table of constants.
+"""The one table of constants about devices and links.
 
 Rates are what programs reach, not what data sheets promise. Those of the H200 and of the kernels were measured
 (docs/scale.md); the others are the data sheet's figures times the share that the H200 reaches.
@@ -37,7 +37,7 @@ HARDWARE = {
 
 @dataclass(frozen=True)
 class Efficiency:
-    """How far kernels stay below the rates of the device; measured on an H200 (docs/scale.md)."""
+    """The shares of the rates of the device that kernels reach; measured on an H200 (docs/scale.md)."""
 
     matmul: float = 0.92  # of the rate of one large matmul
     matmul_traffic: float = 0.12  # share of a matmul's memory traffic that its arithmetic does not hide

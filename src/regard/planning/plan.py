@@ -23,7 +23,7 @@ MIN_EFFICIENCY = 0.8  # throughput per GPU, relative to one GPU, from which more
 MIN_RANK_TOKENS = 256  # a step is not divided into smaller shares
 MAX_TOKENS = 2**20  # of the largest batch that is considered
 MAX_LAYERS = 2000
-MISTAKE = 100  # a model that would not fit on so many times the GPUs is not planned
+MISTAKE = 100  # a model that would not fit even on this many times the GPUs is not planned
 MAX_TRACED_TOKENS = 2**16  # of a batch that is traced
 SCHEMES = ("plain", "ddp", "fsdp")
 

@@ -1,4 +1,4 @@
-"""How long a step takes: kernels by the roofline model, collectives as rings.
+"""The time of a step: kernels by the roofline model, collectives as rings.
 
 A matmul takes the longer of its arithmetic at the device's rate and its memory traffic at the device's bandwidth, other
 kernels the latter, and none less than the time to start one. Attention takes the sum of both, since its tiles are too

@@ -513,7 +513,7 @@ class DecodingSettings(SettingsModel):
 
 
 class AugmentSettings(SettingsModel):
-    """How training images are varied at random, anew in every epoch."""
+    """The random changes of training images, drawn again in every epoch."""
 
     shift: int = Field(0, ge=0, description="move images by up to this many pixels in both directions")
     flip: bool = Field(False, description="mirror every other image, left to right")

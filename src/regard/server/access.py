@@ -1,4 +1,4 @@
-"""Who may use a server, and how often: API keys and rate limits."""
+"""Access to a server: API keys and rate limits."""
 
 from __future__ import annotations
 

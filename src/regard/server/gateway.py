@@ -1,4 +1,4 @@
-"""What the interfaces of `regard serve` have in common: reading requests, limits, threads and time limits, errors."""
+"""The common part of the interfaces of `regard serve`: reading requests, limits, threads and time limits, errors."""
 
 from __future__ import annotations
 

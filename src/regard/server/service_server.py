@@ -27,7 +27,7 @@ MAX_CONNECTIONS = 1100
 
 @dataclass(frozen=True)
 class Options:
-    """How a server listens, whom it answers, and what it accepts."""
+    """The address of a server, and the hosts, keys and limits of its requests."""
 
     host: str = "127.0.0.1"
     port: int = 0

@@ -20,7 +20,7 @@ from regard.run_dir import RunDir
 
 @dataclass
 class Actor:
-    """Plays episodes that should have a return of `requested`. It sees `context` steps, as in training."""
+    """Plays episodes that should have a return of `requested`. It reads the last `context` steps, as in training."""
 
     run: RunDir
     model: SequenceModel

@@ -1,4 +1,4 @@
-"""What a trace shows of an input, as plain data: the elements along an axis of attention, and how they are drawn.
+"""The inputs of a trace as plain data: the elements along an axis of attention, and how they are drawn.
 
 | kind | elements | `about` and `arrays` |
 |---|---|---|
@@ -73,7 +73,7 @@ class Hidden:
 class Inspection:
     """An input as a model reads it, and the axis of its elements.
 
-    `content` is a batch, or whatever else the task makes its batches from. Positions outside the groups `unseen` must
+    `content` is a batch, or what the task makes its batches from. Positions outside the groups `unseen` must
     not attend to those inside.
     """
 

@@ -52,9 +52,8 @@ class Dataset(ABC):
 class Task(ABC):
     """The purpose of a model. One instance serves one recipe.
 
-    Methods that need the tokenizers of a run take its run directory. The attributes answer what other modules want to
-    know of a run; nothing outside `models`, `tasks`, `recipes` and `interop` needs to know the model family or the kind
-    of the data.
+    Methods that need the tokenizers of a run take its run directory. The attributes are what other modules read of
+    a run: nothing outside `models`, `tasks`, `recipes` and `interop` depends on the model family or the kind of data.
     """
 
     name: str  # the value of `recipe.task`

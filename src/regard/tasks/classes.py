@@ -23,7 +23,7 @@ from regard.tasks.validator import SAMPLES, Validation, Validator
 
 @dataclass(frozen=True)
 class Prediction:
-    """The likeliest class of an input, and the probabilities of all classes, likeliest first."""
+    """The most likely class of an input, and the probabilities of all classes in descending order."""
 
     label: str
     probability: float

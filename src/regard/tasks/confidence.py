@@ -38,7 +38,7 @@ class WordConfidence:
 
 @dataclass(frozen=True)
 class Confidence:
-    """How likely a translation is right: its words, and the share of them that is expected to be right."""
+    """The confidence in a translation: in each word, and the share of words that is expected to be right."""
 
     words: tuple[WordConfidence, ...]
     sentence: float

@@ -100,7 +100,7 @@ def _prefixes(documents: Sequence[Document], prefix: str | None) -> list[str] | 
 def _links(
     sentences: Sequence[str], answers: Sequence[Answer], has_tags: Sequence[bool], align: Align, aligned: bool
 ) -> list[dict[int, set[Link]]]:
-    """For each sentence the links of its translations, by rank: of all if it has tags, of the best if `aligned`."""
+    """The links of the translations of each sentence, by rank: of all if it has tags, of the best if `aligned`."""
     wanted: list[tuple[int, int]] = []
     for n, (answer, needs_all) in enumerate(zip(answers, has_tags, strict=True)):
         wanted += [(n, rank) for rank in range(len(answer.texts) if needs_all else int(aligned))]

@@ -1,4 +1,4 @@
-"""What tasks from feature vectors to texts have in common: examples, batches, validation, decoding."""
+"""The common part of tasks from feature vectors to texts: examples, batches, validation, decoding."""
 
 from __future__ import annotations
 

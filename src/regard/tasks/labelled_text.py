@@ -1,4 +1,4 @@
-"""What tasks that predict a label for each text have in common: the token cache, batches, and inputs."""
+"""The common part of tasks that predict a label for each text: the token cache, batches, and inputs."""
 
 from __future__ import annotations
 

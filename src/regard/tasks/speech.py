@@ -1,4 +1,4 @@
-"""Speech recognition: from a recording to what is said in it, in its own language or in another."""
+"""Speech recognition and translation: from a recording to its text, in its own language or in another."""
 
 from __future__ import annotations
 

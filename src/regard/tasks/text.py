@@ -1,4 +1,4 @@
-"""What all tasks on texts have in common: files, the token cache, packed batches, teacher forcing."""
+"""The common part of all tasks on texts: files, the token cache, packed batches, teacher forcing."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class TextTask(Task):
 
     @cached_property
     def weights(self) -> list[float]:
-        """How often an epoch visits an example of each corpus."""
+        """The number of times that an epoch visits an example of each corpus."""
         return [corpus.weight for corpus in corpora(self.recipe.data)]
 
     def describe(self, run: RunDir, dataset: Dataset, static: bool) -> list[str]:
@@ -135,7 +135,7 @@ class TextTask(Task):
         ]
 
     def _describe_data(self, dataset: Dataset, packer: PlannedBatches) -> str:
-        """How much there is to train on, and what was left out."""
+        """The amount of training data, and of what was left out, in words."""
         assert isinstance(dataset, TokenDataset)
         stores = dataset.stores
         counts = {name: sum(getattr(store.report, name) for store in stores) for name in asdict(stores[0].report)}

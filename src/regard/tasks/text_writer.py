@@ -1,4 +1,4 @@
-"""From feature vectors to texts: what `Translator` is for texts."""
+"""Generation of texts from feature vectors, as `Translator` does from texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From log-mel features to texts: by CTC, by a decoder, or by both, which rate each other's candidates."""
+"""Transcription of log-mel features: by CTC, by a decoder, or by both, which score each other's candidates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from regard.text import BOS, EOS
 
 @dataclass(frozen=True)
 class Transcriber(TextWriter):
-    """Writes what is said in recordings, given as log-mel features.
+    """Transcribes recordings, given as log-mel features.
 
     CTC alone: greedy search (a beam of one) or prefix beam search. A decoder alone: as other texts are written. Both:
     each finds candidates, and log p = w · CTC + (1 - w) · decoder ranks them all (w: `model.ctc_weight`).

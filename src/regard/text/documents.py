@@ -34,7 +34,7 @@ INLINE = frozenset(
     | {"kbd", "label", "mark", "q", "s", "samp", "small", "span", "strike", "strong", "sub", "sup", "time", "tt", "u"}
     | {"var", "wbr", "x"}
 )
-MAX_DEPTH = 100  # of inline tags; one inside so many stays where it is
+MAX_DEPTH = 100  # of inline tags; one at this depth stays where it is
 RAW = frozenset({"script", "style", "textarea"})  # their content is not translated
 NO_TAGS = (*sorted(RAW), "title")  # their content is text: what looks like a tag in it is none
 
@@ -64,7 +64,7 @@ class Document:
 
     @property
     def needs_links(self) -> list[bool]:
-        """Which sentences have tags, so that their alignment is needed."""
+        """The sentences that have tags, so that their alignment is needed."""
         return [bool(sentence.spans) for sentence in self.marked]
 
     def assemble(self, translations: Sequence[str], links: Sequence[Iterable[Link]] | None = None) -> str:
@@ -102,7 +102,7 @@ def _plain(line: str, language: str | None) -> list[Piece]:
 
 
 def sentence_spans(text: str, language: str | None) -> list[tuple[int, int]]:
-    """Where the sentences of a text begin and end, without the white space around them."""
+    """The positions where the sentences of a text begin and end, without the white space around them."""
     try:
         parts = [text] if segment is None or language is None else list(segment(language, text))
     except UnicodeEncodeError:  # half of a surrogate pair, which the tokenizer refuses

@@ -95,7 +95,7 @@ class FastTokenizer(Tokenizer):
         with library_errors("the tokenizer fails on a text"):
             try:
                 encodings = self._library.encode_batch_fast(texts, add_special_tokens=False)
-            except TypeError as error:  # raised by the library for a lone surrogate
+            except TypeError as error:  # raised by the library for an unpaired surrogate
                 raise UserError(f"text that is not valid Unicode: {invalid(texts)}") from error
         return [[ids.get(token, UNK) for token in encoding.ids] for encoding in encodings]
 
@@ -132,7 +132,7 @@ class FastTokenizer(Tokenizer):
 
 
 def decoder_kind(content: dict[str, Any]) -> str:
-    """How tokens spell text: "bytes" (byte-level BPE), "metaspace" (▁ is a space), "wordpiece" or "words"."""
+    """The spelling of text by tokens: "bytes" (byte-level BPE), "metaspace" (▁ is a space), "wordpiece" or "words"."""
     decoder = content.get("decoder") or {}
     parts = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
     kinds = {part.get("type") for part in parts if isinstance(part, dict)}

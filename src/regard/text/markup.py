@@ -2,7 +2,7 @@
 
 The translation of an element is the run of target words that are aligned with its words: the one with the most such
 words, less those that are aligned with words outside. Elements inside an element stay inside it, and neighbours do not
-overlap, so what is well-formed stays so, whatever the alignment. Tags without content, and placeholders, go with the
+overlap, so well-formed markup stays well-formed with any alignment. Tags without content, and placeholders, go with the
 word beside them.
 """
 
@@ -90,7 +90,7 @@ class _Place:
 
 
 def core(word: str) -> tuple[int, int]:
-    """Where the letters and digits of a word begin and end; all of it, if it has none.
+    """The positions where the letters and digits of a word begin and end; all of it, if it has none.
 
     >>> core("«gato»,"), core("...")
     ((1, 5), (0, 3))

@@ -224,7 +224,7 @@ class BytePairTokenizer(_ByteLevelTokenizer):
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         try:
             return [encoding.ids for encoding in self._library.encode_batch_fast(texts)]
-        except TypeError as error:  # raised by the library for a lone surrogate
+        except TypeError as error:  # raised by the library for an unpaired surrogate
             raise UserError(f"text that is not valid Unicode: {invalid(texts)}") from error
 
     def _content(self) -> dict[str, Any]:
@@ -312,7 +312,7 @@ class WordPieceTokenizer(Tokenizer):
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         try:
             return [encoding.ids for encoding in self._library.encode_batch_fast(texts)]
-        except TypeError as error:  # raised by the library for a lone surrogate
+        except TypeError as error:  # raised by the library for an unpaired surrogate
             raise UserError(f"text that is not valid Unicode: {invalid(texts)}") from error
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -508,6 +508,6 @@ BYTE_OF = {character: value for value, character in enumerate(_BYTE_SPELLINGS)}
 
 
 def invalid(texts: Iterable[str]) -> str:
-    """The start of the first text with a lone surrogate, in ASCII."""
+    """The start of the first text with an unpaired surrogate, in ASCII."""
     text = next((text for text in texts if re.search("[\ud800-\udfff]", text)), "")
     return ascii(text)[:60]

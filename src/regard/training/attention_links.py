@@ -26,7 +26,7 @@ CHUNK_PAIRS = 10_000
 
 
 def write_attention_links(run: RunDir, origin: RunDir | None, device: torch.device, reporter: Reporter) -> None:
-    """Write the links of all training pairs, if the recipe asks for them and they are not there yet."""
+    """Write the links of all training pairs, if the recipe needs them and they do not exist."""
     recipe, path = run.recipe, run.path / LINKS_FILE
     if recipe.training.guided_alignment != "own" or path.exists():
         return

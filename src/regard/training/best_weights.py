@@ -1,4 +1,4 @@
-"""Which weights of a run are kept: validations, the best so far, and the average of the last snapshots."""
+"""The choice of the weights of a run: validations, the best so far, and the average of the last snapshots."""
 
 from __future__ import annotations
 

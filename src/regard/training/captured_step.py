@@ -36,7 +36,7 @@ class CapturedTrainingStep(ParallelTrainingStep):
     """A step for batches of one `shape`.
 
     The first few steps run uncaptured. Random numbers depend on the seed, the step and the micro-batch here too: a
-    replay reads the generator's state anew.
+    replay reads the generator's current state.
     """
 
     shape: StaticBatchShape[Any]

@@ -1,4 +1,4 @@
-"""What a training run writes and reports. With several processes, the main one alone does both."""
+"""The files and reports of a training run. With several processes, the main one alone writes them."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def train(
 
     `start_from` is another run whose weights (and tokenizers) this one begins with. It is written down, so that a run
     that ended before its first save begins with it again. Processes that torchrun started train one model together;
-    `fits` tells whether each of them can hold all of it (`planning.fits`), which decides where `training.parallel` is
+    `fits` returns whether each of them can hold all of it (`planning.fits`), which decides where `training.parallel` is
     "auto".
     """
     local_device, out = distributed.local_device(devices.pick(device)), Path(out)

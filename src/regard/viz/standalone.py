@@ -162,7 +162,7 @@ def _arrays(trace: Trace) -> dict[str, str]:
 
 
 def as_json(content: Any) -> bytes:
-    """Encode JSON for the page; lone surrogates, which UTF-8 cannot encode, become JSON escapes."""
+    """Encode JSON for the page; unpaired surrogates, which UTF-8 cannot encode, become JSON escapes."""
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
 
 

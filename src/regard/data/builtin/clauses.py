@@ -57,7 +57,7 @@ class Clauses(Phrases):
             s.features.add("negation")
 
     def complements(self, s: Sentence, verb: Verb, rich: bool = False, inner: int = 0) -> None:
-        """What the verb asks for: an object, an object and a receiver, a place to go to."""
+        """The complements of a verb: an object, an object and a receiver, a destination."""
         if verb.frame in ("transitive", "giving"):
             self.object(s, verb, rich and verb.frame == "transitive", inner)
             if verb.frame == "giving":

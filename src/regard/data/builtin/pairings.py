@@ -1,4 +1,4 @@
-"""Which verbs and adjectives may be combined with which nouns, and the combinations held out of training.
+"""The verbs and adjectives that may be combined with a noun, and the combinations held out of training.
 
 About one in ten pairs (adjective of a noun, subject of a verb, object of a verb) is held out, by a hash of the words,
 independent of the seed. A sentence of the test split contains at least one of them.

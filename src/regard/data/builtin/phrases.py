@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Subject:
-    """Who does it: one noun or more, or a pronoun. Decided before it is said, because the verb may come first."""
+    """The subject: one noun or more, or a pronoun. Chosen before it is written, as the verb may come first."""
 
     __slots__ = ("dropped", "feminine", "nouns", "person", "plurals", "pronoun", "relative")
 
@@ -183,7 +183,7 @@ class Phrases:
         return subject
 
     def known_subject(self, s: Sentence, noun: Noun, plural: int, verb: Verb) -> Subject:
-        """A noun already said, taken as the subject of one more verb."""
+        """A noun that is already written, as the subject of one more verb."""
         s.pairings.append(Pairing("subject", noun.name, verb.name))
         return Subject((noun,), (plural,))
 

@@ -60,7 +60,7 @@ def curves(
 ) -> list[Curve]:
     """Compute a curve for each named importance [n], greatest first, and one for the mean of random orders.
 
-    Parts are hidden one by one, or, if there are more than `steps`, in so many steps. Insertion may start from another
+    Parts are hidden one by one, or, if there are more than `steps`, in `steps` steps. Insertion may start from another
     box, such as a blurred image.
     """
     parts = len(box.parts)
@@ -85,6 +85,6 @@ def curves(
 
 
 def _hidden_first(order: np.ndarray, counts: np.ndarray) -> NDArray[np.bool_]:
-    """Masks [C, n] with so many parts hidden in this order."""
+    """Masks [C, n] with these numbers of parts hidden, in this order."""
     rank = np.argsort(order)  # the step at which each part is hidden
     return rank[None, :] >= counts[:, None]

@@ -71,7 +71,7 @@ def gradient_saliency(loaded: LoadedRun, image: Any, class_id: int) -> Numbers:
 
 
 def attention_rollout(loaded: LoadedRun, image: Any) -> Numbers | None:
-    """What arrives of each pixel's patch where the class is read, through all layers: [S S] (Abnar and Zuidema 2020).
+    """The share of each pixel's patch where the class is read, through all layers: [S S] (Abnar and Zuidema 2020).
 
     None: the model does not read images as patches.
     """

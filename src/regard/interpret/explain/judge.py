@@ -43,7 +43,7 @@ class Judge(ABC):
 
 
 class Function(Judge):
-    """Answers with the result of a function of the things, whatever the question."""
+    """Answers every question with the result of a function of the things."""
 
     def __init__(self, function: Callable[..., bool], question: str = BEFORE) -> None:
         self.function, self.question = function, question

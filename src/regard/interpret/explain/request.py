@@ -1,4 +1,4 @@
-"""What an explanation of a run's output takes: how parts are hidden, the black box, and what to compare it with."""
+"""The parts of an explanation of a run's output: the hiding of inputs, the black box, and a comparison."""
 
 from __future__ import annotations
 

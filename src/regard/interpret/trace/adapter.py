@@ -72,7 +72,7 @@ class TraceAdapter(ABC):
     @property
     @abstractmethod
     def outputs(self) -> Vocabulary:
-        """What the columns of the logits are: tokens of the target, classes, or the names of numbers."""
+        """The meaning of the columns of the logits: tokens of the target, classes, or the names of numbers."""
 
     @abstractmethod
     def encode(self, text: str) -> tuple[Any, bool]:
@@ -95,7 +95,7 @@ class TraceAdapter(ABC):
         raise UserError("this model predicts its output at once: it cannot be continued")
 
     def max_output(self, given: Any, original: int) -> int:
-        """The most tokens of an output that is written under an intervention; the `original` output has so many."""
+        """The maximum number of tokens of an output under an intervention; `original`: tokens of the original one."""
         return original
 
     @abstractmethod

@@ -336,7 +336,7 @@ def probabilities(adapter: TraceAdapter, one: ForwardPass) -> Entry:
 def ctc(now: ForwardPass, arrays: Arrays) -> Entry | None:
     """Describe the probability of the blank, then of each token of the output, in every frame: [1 + T, frames].
 
-    `starts` are the frames where the tokens begin on the likeliest path; empty if the text has none. None: the model
+    `starts` are the frames where the tokens begin on the most likely path; empty if the text has none. None: the model
     has no CTC.
     """
     logits = now.recorder.values.get("ctc")

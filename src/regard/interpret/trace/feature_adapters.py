@@ -79,7 +79,7 @@ class FeatureTextAdapter(TraceAdapter):
 class SpellingAdapter(FeatureTextAdapter):
     """Speech recognition with CTC alone, which gives each frame a distribution over tokens and a blank.
 
-    The logits of a token are those of the frame where it begins on the likeliest path of the text.
+    The logits of a token are those of the frame where it begins on the most likely path of the text.
     """
 
     encoder_only = True

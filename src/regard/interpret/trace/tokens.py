@@ -43,7 +43,7 @@ class TokenSide:
         return [span.given for span in self.spans for _ in span.ids]
 
     def words(self) -> list[int]:
-        """For each token the index of its word, from 0; -1 for a special token.
+        """The index of the word of each token, from 0; -1 for a special token.
 
         A word may continue from one span to the next if both have the same tokenizer, as a prompt and its continuation.
         """

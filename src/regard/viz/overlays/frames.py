@@ -51,7 +51,7 @@ class SoundPanel:
 
     @property
     def starts(self) -> list[int]:
-        """The frame where each token begins on CTC's likeliest path; empty if there is none."""
+        """The frame where each token begins on CTC's most likely path; empty if there is none."""
         about = self.overlay.trace.header.get("ctc")
         return [] if about is None else list(about["starts"])
 
@@ -161,7 +161,7 @@ class SoundPanel:
         return items
 
     def times(self) -> list[dict[str, Any]]:
-        """For each token or word, when CTC recognises it and when it attends most to, in seconds."""
+        """The times, in seconds, when CTC recognises each token or word, and to which it attends most."""
         if self.overlay.queries is self.overlay.keys:
             items = [(token, number, None) for number, token in enumerate(self.tokens)]
         else:

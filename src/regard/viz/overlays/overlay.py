@@ -1,4 +1,4 @@
-"""What all overlays need: a map of attention, the two axes of it, and what the model predicted."""
+"""The common part of all overlays: a map of attention, its two axes, and what the model predicted."""
 
 from __future__ import annotations
 

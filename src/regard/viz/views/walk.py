@@ -1,4 +1,4 @@
-"""From text to the next token: tokens and ids, the residual stream, the logit lens, and the choice of the token."""
+"""The way from a text to the next token: tokens and ids, the residual stream, the logit lens, and the choice."""
 
 from __future__ import annotations
 
