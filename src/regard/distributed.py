@@ -209,8 +209,8 @@ def spread(function: Callable[[Item], Value], items: Sequence[Item]) -> list[Val
     local_results = {index: function(items[index]) for index in range(rank(), len(items), world_size())}
     parts: list[Any] = [None] * world_size()
     dist.all_gather_object(parts, local_results)
-    found: dict[int, Value] = {index: value for part in parts for index, value in part.items()}
-    return [found[index] for index in range(len(items))]
+    results: dict[int, Value] = {index: value for part in parts for index, value in part.items()}
+    return [results[index] for index in range(len(items))]
 
 
 def saving_group() -> dist.ProcessGroup | None:

@@ -272,7 +272,7 @@ def _load_shards(path: Path, metadata: Mapping[str, Any]) -> Tensors:
     for name in shards(path, metadata):
         verify_shard(path, metadata, name)
     tensors = {name: torch.empty_like(t, device="cpu") for name, t in stored_in_shards(path, metadata).items()}
-    with warnings.catch_warnings():  # that this is one process, as asked for
+    with warnings.catch_warnings():  # that there is one process, as intended
         warnings.simplefilter("ignore", UserWarning)
         dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(shard_folder(path, metadata))), no_dist=True)
     return tensors

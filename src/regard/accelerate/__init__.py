@@ -34,8 +34,8 @@ from regard.packed import SeqBatch
 from regard.precision import autocast, in_bf16
 from regard.recipes.schema import TrainingSettings
 
-# Of training steps, the fastest first. All but plain need static batches, whose shapes never change; static steps are
-# those of sharded models that are not captured.
+# Ways to run a training step, the fastest first. All but plain need static batches, whose shapes never change; "static"
+# is for sharded models whose steps are not captured.
 BACKENDS = ("compiled", "captured", "static", "plain")
 LONG_JOB = 1e17  # FLOPs (minutes on a large GPU) from which compilation saves more time than it takes
 

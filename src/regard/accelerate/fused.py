@@ -212,10 +212,10 @@ def fuse(model: nn.Module, sharded: bool = False) -> None:
 
 def deferred_biases(model: nn.Module) -> set[nn.Parameter]:
     """The biases that are added in the kernel, in float32."""
-    found: set[nn.Parameter | None] = set()
+    biases: set[nn.Parameter | None] = set()
     for block in model.modules():
         if isinstance(block, FusedEncoderBlock | FusedDecoderBlock):
-            found |= {block.self_attn.out_proj.bias, _last_bias(block)}
+            biases |= {block.self_attn.out_proj.bias, _last_bias(block)}
         if isinstance(block, FusedDecoderBlock):
-            found.add(block.cross_attn.out_proj.bias)
-    return {bias for bias in found if bias is not None}
+            biases.add(block.cross_attn.out_proj.bias)
+    return {bias for bias in biases if bias is not None}

@@ -158,7 +158,7 @@ class PackedQK(AttentionLayout):
         return self.queries.lengths, self.keys.lengths
 
 
-# The layouts of pairs of packed batches, by the type of the batch's own: `static_layout` adds one.
+# The layouts of attention between packed batches, by the type of their own layouts: `static_layout` adds one.
 LAYOUT_TYPES: dict[type[PackedLayout], type[PackedQK]] = {}
 
 

@@ -60,14 +60,14 @@ def collect(
             count = min(CHUNK, episodes - begin)
             parts.append(collect_episodes(made, policies, epsilons, count, seed * 1_000_003 + begin))
             progress(count)
-    found = Trajectories(
+    trajectories = Trajectories(
         tuple(e for part in parts for e in part.episodes), parts[0].features, parts[0].actions, parts[0].is_discrete
     )
     try:
-        found.save(out)
+        trajectories.save(out)
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror or error}") from error
-    totals = [episode.total for episode in found.episodes]
+    totals = [episode.total for episode in trajectories.episodes]
     note(
         f"{out}: {len(totals):,} episodes, returns from {min(totals):g} to {max(totals):g}, mean {np.mean(totals):.4g}"
     )

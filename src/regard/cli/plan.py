@@ -117,17 +117,17 @@ def plan(
         hardware = replace(hardware, matmul_rate=measured["matrix_rate"])
     note("planning: a step at several batch sizes, without data")
     how = {"gpus": gpus * nodes, "per_node": gpus, "length": length, "price": price}
-    found = make_plan(loaded, hardware, **how)  # type: ignore[arg-type]
+    estimate = make_plan(loaded, hardware, **how)  # type: ignore[arg-type]
     if measured is not None:
-        one_gpu = found.weak_scaling[0].tokens_per_second
-        found = make_plan(loaded, hardware, speed_up=measured["tokens_per_second"] / one_gpu, **how)  # type: ignore[arg-type]
-    chart = _chart(Path(recipe).stem, found)
+        one_gpu = estimate.weak_scaling[0].tokens_per_second
+        estimate = make_plan(loaded, hardware, speed_up=measured["tokens_per_second"] / one_gpu, **how)  # type: ignore[arg-type]
+    chart = _chart(Path(recipe).stem, estimate)
     if out is not None:
         _draw(chart, out)
     if as_json:
-        typer.echo(json.dumps(found.as_dict()))
+        typer.echo(json.dumps(estimate.as_dict()))
     else:
-        _print(found, chart)
+        _print(estimate, chart)
 
 
 def _measured(path: Path) -> dict[str, float]:

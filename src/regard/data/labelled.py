@@ -46,11 +46,11 @@ def class_name(text: str) -> str:
 
 def class_id(name: str, ids: dict[str, int], corpus: str) -> int:
     """The id of a class; `corpus` is where its name occurs, for the message if there is no such class."""
-    found = ids.get(class_name(name))
-    if found is None:
+    number = ids.get(class_name(name))
+    if number is None:
         known = ", ".join([*ids][:10]) + (", ..." if len(ids) > 10 else "")
         raise UserError(f"{corpus}: {class_name(name)[:60]!r} is not a class of this model, which has {known}")
-    return found
+    return number
 
 
 class Numbers:

@@ -28,9 +28,9 @@ class LinkedPacker(Packer):
         self.link_weight = link_weight
         self._links = [store.links for store in stores if store.links is not None]
         self._counts = lengths_of(self._links, SECTION)
-        found = [(self._counts[pairs], targets) for pairs, _, targets in self._usable_parts()]
-        per_target = sum(int(counts.sum()) for counts, _ in found) / sum(int(targets.sum()) for _, targets in found)
-        most = max(int(counts.max(initial=0)) for counts, _ in found)
+        usable = [(self._counts[pairs], targets) for pairs, _, targets in self._usable_parts()]
+        per_target = sum(int(counts.sum()) for counts, _ in usable) / sum(int(targets.sum()) for _, targets in usable)
+        most = max(int(counts.max(initial=0)) for counts, _ in usable)
         self.link_budget = max(math.ceil(SLACK * per_target * self.target_budget), most, 1)
 
     def _limits(self, pairs: Array) -> list[tuple[Array, int]]:

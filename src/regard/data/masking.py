@@ -1,6 +1,6 @@
 """BERT's masking (Devlin et al. 2019, section 3.1).
 
-Of the tokens to be guessed 80 % are replaced by the mask token, 10 % by a random token, and 10 % are kept. A fine-tuned
+80 % of the tokens to be guessed are replaced by the mask token, 10 % by a random token, and 10 % are kept. A fine-tuned
 model never reads masks: if only masks were predicted, the vectors of other tokens would not be trained.
 """
 

@@ -33,7 +33,7 @@ class Choice(NamedTuple):
     parents: Tensor  # [N, K]
     tokens: Tensor  # [N, K]
     logprobs: Tensor  # [N, K] of these tokens
-    total: Tensor  # [N, K] log-probability of the extended hypotheses; -inf: none
+    total: Tensor  # [N, K] log-probability of the extended hypotheses; -inf: there is none
     margin: Tensor | None  # [N], if wanted
 
 

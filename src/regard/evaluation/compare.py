@@ -47,7 +47,7 @@ class Bucket:
 def buckets(sources: Sequence[str], wanted: int | Sequence[int]) -> list[Bucket]:
     """Group lines by the number of words in their source.
 
-    `wanted` is a number of buckets, which are made as equal in size as possible, or the greatest length of each bucket
+    `wanted` is a number of buckets, which are made as equal in size as possible, or the maximum length of each bucket
     except the last: (5, 10) gives the buckets 1 to 5, 6 to 10, and above. `low` and `high` are lengths that occur;
     empty buckets are left out.
     """
@@ -72,7 +72,7 @@ def _bucket(lines: Sequence[int], lengths: Sequence[int]) -> Bucket:
 
 
 def parse_buckets(text: str) -> int | tuple[int, ...]:
-    """Parse `--buckets`: "6" is a number of buckets, "5,10,15" are the greatest lengths of the buckets."""
+    """Parse `--buckets`: "6" is a number of buckets, "5,10,15" are the maximum lengths of the buckets."""
     parts = text.split(",")
     if not all(part.strip().isascii() and part.strip().isdigit() for part in parts):
         raise UserError(f"--buckets {text}: must be a number of buckets (6), or the lengths they end at (5,10,15)")

@@ -1,6 +1,6 @@
 """logsumexp and top-k of logits, for decoding. Defined by `torch.logsumexp` and `torch.topk`.
 
-Of equal values, the one with the lower index comes first. V is the vocabulary.
+Equal values are in the order of their indices. V is the vocabulary.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"

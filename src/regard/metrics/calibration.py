@@ -64,8 +64,8 @@ def reliability(confidence: Sequence[float], correct: Sequence[float], bins: int
 
 def expected_calibration_error(confidence: Sequence[float], correct: Sequence[float], bins: int = BINS) -> float:
     """Sum over bins of n_b / n * |accuracy_b - confidence_b| (Naeini et al. 2015)."""
-    found = reliability(confidence, correct, bins)
-    return sum(b.count * abs(b.accuracy - b.confidence) for b in found) / max(len(confidence), 1)
+    occupied = reliability(confidence, correct, bins)
+    return sum(b.count * abs(b.accuracy - b.confidence) for b in occupied) / max(len(confidence), 1)
 
 
 def correct_words(output: Sequence[str], reference: Sequence[str]) -> list[bool]:

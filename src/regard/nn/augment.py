@@ -108,8 +108,8 @@ def crop_and_flip(images: Tensor, draws: Tensor, shift: int, flip: bool) -> Tens
         columns = torch.where(draws[:, 2, None] < 0.5, side - 1 - columns, columns)
     inside = _within(rows, side)[:, :, None] & _within(columns, side)[:, None]
     numbers = torch.arange(len(images), device=images.device)[:, None, None]
-    found = images[numbers, rows.clamp(0, side - 1)[:, :, None], columns.clamp(0, side - 1)[:, None]]
-    return found * inside[..., None]
+    pixels = images[numbers, rows.clamp(0, side - 1)[:, :, None], columns.clamp(0, side - 1)[:, None]]
+    return pixels * inside[..., None]
 
 
 def _within(index: Tensor, size: int) -> Tensor:

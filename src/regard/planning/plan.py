@@ -84,7 +84,7 @@ class Plan:
 
     @property
     def chosen(self) -> ScalingPoint:
-        """The number of GPUs that was asked for."""
+        """The requested number of GPUs."""
         return next(point for point in self.weak_scaling if point.gpus == self.gpus)
 
 

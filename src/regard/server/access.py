@@ -82,10 +82,10 @@ class Access:
 
     def _find(self, secret: str | None) -> ApiKey:
         given = _digest(secret or "")
-        found = [key for key in self.keys if secrets.compare_digest(key.digest, given)]
-        if not found:
+        matching = [key for key in self.keys if secrets.compare_digest(key.digest, given)]
+        if not matching:
             raise Unauthorized("the API key is missing or unknown: send it as 'Authorization: Bearer KEY'")
-        return found[0]
+        return matching[0]
 
 
 def secret_of(headers: Mapping[str, str], body: Mapping[str, object]) -> str | None:

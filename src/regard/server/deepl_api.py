@@ -130,10 +130,10 @@ class GlossaryStore:
         return [terms for terms in list(self._glossaries.values()) if terms.owner == key.name]
 
     def find(self, id: str, key: ApiKey) -> StoredGlossary:
-        found = self._glossaries.get(id)
-        if found is None or found.owner != key.name:
+        glossary = self._glossaries.get(id)
+        if glossary is None or glossary.owner != key.name:
             raise NotFound(f"there is no glossary {id[:64]!r}")
-        return found
+        return glossary
 
     def delete(self, id: str, key: ApiKey) -> None:
         with self._lock:

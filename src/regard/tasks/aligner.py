@@ -311,5 +311,5 @@ def _weights_by_view(
     """The word weights [V, J, I] of each pair by all views or by the given one, and these views."""
     if given is not None:
         return [weights[None] for weights in aligner(pairs, given)], [given]
-    found = {n: weights for n, weights, _ in aligner.all_views(pairs)}
-    return [by_view(found[n]) for n in range(len(pairs))], views(*found[0].shape[1:3])
+    by_pair = {n: weights for n, weights, _ in aligner.all_views(pairs)}
+    return [by_view(by_pair[n]) for n in range(len(pairs))], views(*by_pair[0].shape[1:3])

@@ -99,12 +99,12 @@ def word_tokens(tokenizer: Tokenizer, hypothesis: Hypothesis) -> list[tuple[list
 
 def raw_words(tokenizer: Tokenizer, hypothesis: Hypothesis) -> list[WordConfidence]:
     """The words of a hypothesis with the products of their tokens' probabilities."""
-    found = []
+    words = []
     for positions, tokens in word_tokens(tokenizer, hypothesis):
         text = tokenizer.decode(tokens).strip()
         if text:
-            found.append(WordConfidence(text, math.exp(sum(hypothesis.logprobs[p] for p in positions))))
-    return found
+            words.append(WordConfidence(text, math.exp(sum(hypothesis.logprobs[p] for p in positions))))
+    return words
 
 
 def raw_sentence(hypothesis: Hypothesis) -> float:
@@ -134,13 +134,13 @@ def observations(
     words: Observations = ([], [])
     sentences: Observations = ([], [])
     for answer, reference in zip(answers, references, strict=True):
-        found = confidence(answer, tokenizer, calibration)
-        right = correct_words([word.text for word in found.words], reference.split())
+        rated = confidence(answer, tokenizer, calibration)
+        right = correct_words([word.text for word in rated.words], reference.split())
         if not right:
             continue
-        words[0].extend(word.confidence for word in found.words)
+        words[0].extend(word.confidence for word in rated.words)
         words[1].extend(map(float, right))
-        sentences[0].append(found.sentence)
+        sentences[0].append(rated.sentence)
         sentences[1].append(sum(right) / len(right))
     return words, sentences
 

@@ -73,15 +73,17 @@ class DecisionTask(Task):
         data = self.recipe.data
         if data.trajectories is not None:
             path = locate(data.trajectories, data.folder)
-            found, where = read_trajectories(path), str(path)
+            trajectories, where = read_trajectories(path), str(path)
         else:
-            found, where = CORPORA[data.corpus or ""].trajectories(data.count), str(data.corpus)
-        if found.is_discrete != (self.settings.actions == "discrete"):
-            kind = "discrete" if found.is_discrete else "continuous"
+            trajectories, where = CORPORA[data.corpus or ""].trajectories(data.count), str(data.corpus)
+        if trajectories.is_discrete != (self.settings.actions == "discrete"):
+            kind = "discrete" if trajectories.is_discrete else "continuous"
             raise UserError(f"{where}: its actions are {kind}: set model.actions = {kind}")
-        if len(found.episodes) < HELD_OUT_EVERY:
-            raise UserError(f"{where}: {len(found.episodes)} episodes, and training needs at least {HELD_OUT_EVERY}")
-        return found
+        if len(trajectories.episodes) < HELD_OUT_EVERY:
+            raise UserError(
+                f"{where}: {len(trajectories.episodes)} episodes, and training needs at least {HELD_OUT_EVERY}"
+            )
+        return trajectories
 
     @property
     def members(self) -> str:

@@ -1,6 +1,6 @@
 """Text generation: prompts of raw text in, continuations out.
 
-A language model's context is `longest` tokens. Of a longer prompt, the last `longest // 2` tokens are kept. When the
+A language model's context is `longest` tokens. A longer prompt keeps its last `longest // 2` tokens. When the
 context is full and more tokens are wanted, its last half becomes a new prompt. Both depend on the text alone, so that
 requesting more tokens never changes the first ones.
 """
@@ -264,13 +264,13 @@ class Generator:
             seed=self.seed,
             lines=[fold(first + draft.line, draft.sample, turn) for draft in drafts],
         )
-        found = search(
+        results = search(
             self.model,
             request,
             watch=self._watcher(drafts, stop, watch) if stop or watch is not None else None,
             run=self.runner or select_runner(self.model, self.precision),
         )
-        for draft, (best, *_) in zip(drafts, found, strict=True):
+        for draft, (best, *_) in zip(drafts, results, strict=True):
             line_ends = best.finished and self._eos_is_newline
             new = [*best.tokens, EOS] if line_ends else list(best.tokens)
             draft.generated.extend(new)

@@ -8,7 +8,7 @@ translation at all. Blank lines and lines that begin with # are skipped.
     bank<TAB>banco<TAB>!orilla
 
 Terms are whole words, and white space inside them matches any white space. A source term in lower case matches in any
-case; one with capitals matches as it is written. Of overlapping terms the longest counts. A translation that is listed
+case; one with capitals matches as it is written. The longest of overlapping terms counts. A translation that is listed
 in lower case may also begin with a capital where the source term does, or where it is the first word.
 """
 
@@ -71,7 +71,7 @@ class TermIndex:
     """Finds terms in sentences, in time that hardly depends on the number of terms.
 
     At every position where a term may begin, the lengths of the terms with this first character are tried, the longest
-    first. Where a term is found, the search goes on behind it.
+    first. The search continues after a term that was found.
     """
 
     def __init__(self, terms: Iterable[str]) -> None:
@@ -157,13 +157,13 @@ class Glossary:
 
     def requirements(self, sentence: str) -> list[Requirement]:
         """The requirements on the translation of a sentence."""
-        found = [("", False, entry) for entry in self._by_source.get("", [])]
+        matches = [("", False, entry) for entry in self._by_source.get("", [])]
         for source, start, stop in self._index.find(sentence):
             text, first = sentence[start:stop], not sentence[:start].strip()
             capital = source == source.lower() and (first or text[:1].isupper())
-            found += [(text, capital, entry) for entry in self._by_source[source]]
+            matches += [(text, capital, entry) for entry in self._by_source[source]]
         required: dict[Requirement, None] = {}
-        for text, capital, entry in found:
+        for text, capital, entry in matches:
             if entry.forms:
                 forms = [*entry.forms, *(_capitalized(form) for form in entry.forms if capital)]
                 required[Requirement(text, tuple(dict.fromkeys(forms)))] = None

@@ -36,13 +36,13 @@ class Transcriber(TextWriter):
         with torch.inference_mode(), autocast(self.precision, request.source.layout.device):
             encoded, layout = model.encode(request.source)
             frames = [log_probs.cpu() for log_probs in model.ctc_log_probs(encoded, layout)]
-        found = [self._ctc(rows) for rows in frames]
+        by_ctc = [self._ctc(rows) for rows in frames]
         if not model.has_decoder:
-            return [[_hypothesis(t.tokens, t.score) for t in each[: request.nbest]] for each in found]
+            return [[_hypothesis(t.tokens, t.score) for t in each[: request.nbest]] for each in by_ctc]
         # All that the beam holds, so that the best text does not depend on how many are wanted.
         wide = self.settings.beam if self.settings.method == "beam" else request.nbest
         written = super().search(replace(request, nbest=wide))
-        candidates = [_distinct(ctc, texts) for ctc, texts in zip(found, written, strict=True)]
+        candidates = [_distinct(ctc, texts) for ctc, texts in zip(by_ctc, written, strict=True)]
         with torch.inference_mode(), autocast(self.precision, request.source.layout.device):
             by_decoder = decoder_scores(model, encoded, layout, candidates)
         weight, ranked = model.settings.ctc_weight, []
@@ -55,8 +55,8 @@ class Transcriber(TextWriter):
     def _ctc(self, log_probs: Tensor) -> list[Transcript]:
         """The texts that CTC finds, without those that are too short, unless all are: log_probs [T, V]."""
         beam, fewest = self.settings.beam, self.settings.min_length
-        found = [greedy(log_probs)] if beam == 1 else prefix_beam_search(log_probs, beam, beam)
-        return [transcript for transcript in found if len(transcript.tokens) >= fewest] or found
+        transcripts = [greedy(log_probs)] if beam == 1 else prefix_beam_search(log_probs, beam, beam)
+        return [transcript for transcript in transcripts if len(transcript.tokens) >= fewest] or transcripts
 
 
 def _hypothesis(tokens: Sequence[int], score: float) -> Hypothesis:
@@ -64,8 +64,8 @@ def _hypothesis(tokens: Sequence[int], score: float) -> Hypothesis:
     return Hypothesis(tuple(tokens), (score,), score, finished=True)
 
 
-def _distinct(found: list[Transcript], written: list[Hypothesis]) -> list[tuple[int, ...]]:
-    return list(dict.fromkeys([*(t.tokens for t in found), *(h.tokens for h in written)]))
+def _distinct(transcripts: list[Transcript], written: list[Hypothesis]) -> list[tuple[int, ...]]:
+    return list(dict.fromkeys([*(t.tokens for t in transcripts), *(h.tokens for h in written)]))
 
 
 def decoder_scores(

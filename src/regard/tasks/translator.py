@@ -119,8 +119,8 @@ class Translator:
         for batch in self._batches(sources, terms):
             prefix, required_terms = [forced[i] for i in batch], [terms[i] for i in batch]
             numbers = [first + i for i in batch]
-            found = self._search([sources[i] for i in batch], prefix, required_terms, numbers, nbest)
-            for i, hypotheses in zip(batch, found, strict=True):
+            results = self._search([sources[i] for i in batch], prefix, required_terms, numbers, nbest)
+            for i, hypotheses in zip(batch, results, strict=True):
                 answers[i] = self.answer(sources[i], hypotheses, required[i], truncated[i])
             if progress is not None:
                 progress(len(batch))
@@ -157,8 +157,8 @@ class Translator:
 
     def of_tokens(self, sources: list[list[int]]) -> list[Hypothesis]:
         """Return the best output for each tokenized source, special tokens included, as `encode` returns it."""
-        found = self._search(sources, self._prefixes(sources, None), [[]] * len(sources), range(len(sources)), 1)
-        return [best for best, *_ in found]
+        results = self._search(sources, self._prefixes(sources, None), [[]] * len(sources), range(len(sources)), 1)
+        return [best for best, *_ in results]
 
     def _prefixes(self, sources: list[list[int]], prefixes: Sequence[str] | None) -> list[list[int]]:
         """Return the tokens that each translation begins with, truncated to leave one position for EOS."""

@@ -101,7 +101,7 @@ class Muon(torch.optim.Optimizer):
     m <- 0.95 m + 0.05 g, and w <- w - rate (0.2 sqrt(max(R, C)) orthogonal(0.05 g + 0.95 m) + decay w) for a matrix of
     R rows and C columns: an entry changes by 0.2 of the rate on average, about as much as under Adam (Liu et al. 2025),
     so that both share a rate. Matrices of one shape are updated together. Weights that stack several matrices (queries,
-    keys and values) are treated as separate matrices. Of a sharded model, every process gathers all matrices.
+    keys and values) are treated as separate matrices. Every process gathers the whole matrices of a sharded model.
 
     Not `torch.optim.Muon`, which ignores `found_inf` (it would apply a gradient that is not finite), reads its learning
     rate on the host (no CUDA graphs), updates one matrix at a time, and treats stacked queries, keys and values as one.

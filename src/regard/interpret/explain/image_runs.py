@@ -66,8 +66,8 @@ def gradient_saliency(loaded: LoadedRun, image: Any, class_id: int) -> Numbers:
     """The length over channels of the gradient of a class's probability by each pixel: [S S] (Simonyan et al. 2014)."""
     images = torch.from_numpy(image)[None].to(loaded.device).requires_grad_(True)
     with torch.enable_grad():
-        (slope,) = torch.autograd.grad(_logits(loaded, images).softmax(-1)[0, class_id], images)
-    return slope[0].norm(dim=-1).flatten().double().cpu().numpy()
+        (grad,) = torch.autograd.grad(_logits(loaded, images).softmax(-1)[0, class_id], images)
+    return grad[0].norm(dim=-1).flatten().double().cpu().numpy()
 
 
 def attention_rollout(loaded: LoadedRun, image: Any) -> Numbers | None:

@@ -1,6 +1,6 @@
 """Recording a trace: the model writes its output, or is given one, and one teacher-forced pass over it is recorded.
 
-Of a beam search, the best hypothesis is recorded.
+The best hypothesis of a beam search is recorded.
 """
 
 from __future__ import annotations
