@@ -70,6 +70,19 @@ def test_each_private_function_equals_its_fallback(name: str, monkeypatch: pytes
     assert not torch.equal(found[0][0], before[0])
 
 
+def test_an_optimizer_of_parts_updates_these_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = torch_private.optimizer_of_parts(torch.optim.AdamW, lambda tensor: tensor[:1] if tensor.dim() else tensor)
+    weights = [torch.nn.Parameter(torch.ones(2, 3)) for _ in range(2)]
+    for weight, each in zip(weights, (kind, torch.optim.AdamW), strict=True):
+        weight.grad = torch.arange(6.0).view(2, 3)
+        for _ in range(2):
+            each([weight], lr=0.1, fused=True).step()
+    assert torch.equal(weights[0][0], weights[1][0]) and not torch.equal(weights[0][0], torch.ones(3))
+    assert torch.equal(weights[0][1], torch.ones(3))
+    monkeypatch.delattr(torch.optim.Adam, "_init_group")
+    assert torch_private.optimizer_of_parts(torch.optim.AdamW, torch.clone) is torch.optim.AdamW
+
+
 def test_a_prepacked_linear_layer_equals_a_linear_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = torch.randn(3, 8), torch.randn(5, 8), torch.randn(5)
     with torch.no_grad():

@@ -27,6 +27,7 @@ from regard.models import build
 from regard.recipes.schema import Recipe, TrainingSettings
 from regard.training.captured_step import make_step
 from regard.training.loop import Trainer
+from regard.training.parallel_step import clip_parts
 
 STOPPED_AT = 6
 pytestmark = pytest.mark.xdist_group("processes")  # one worker makes the job that the tests share
@@ -78,6 +79,8 @@ def worker(rank: int, world: int, folder: Path) -> None:
         results["failed"] = str(error)
     results["flags"] = distributed.any_of(rank == 1, False)
     results["from main"] = distributed.broadcast(f"rank {rank}")
+    part = torch.tensor([[3.0, 4.0][rank]])  # of a gradient of norm 5
+    results["norm"], results["clipped"] = clip_parts([part, torch.zeros(0)], 1.0).item(), part.item()
     update = Trainer._take_step
 
     def stop_one_rank(self: Trainer, share: Any) -> None:
@@ -162,6 +165,13 @@ def test_processes_exchange_flags_and_values_and_the_failure_of_the_main_one(job
         results = json.loads((folder / f"results-{rank}.json").read_text())
         assert results["failed"] == "the disk is full"
         assert results["flags"] == [True, False] and results["from main"] == "rank 0"
+
+
+def test_a_gradient_in_parts_is_clipped_by_the_norm_of_the_whole(job: tuple[Path, list[str]]) -> None:
+    folder, _ = job
+    for rank, expected in enumerate((3 / 5, 4 / 5)):
+        results = json.loads((folder / f"results-{rank}.json").read_text())
+        assert results["norm"] == pytest.approx(5) and results["clipped"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_one_process_needs_no_process_group() -> None:

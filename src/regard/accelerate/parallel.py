@@ -87,6 +87,7 @@ class Sharded:
 
     def __init__(self, model: SequenceModel, settings: TrainingSettings) -> None:
         self._model = model
+        self._syncs = True  # FSDP's default
         self.capturable = can_capture(settings)
 
     def __call__(self, batch: Any, smoothing: float, r_drop: float) -> Tensor:
@@ -95,7 +96,9 @@ class Sharded:
 
     @contextmanager
     def accumulating(self, last: bool) -> Iterator[None]:
-        self._model.set_requires_gradient_sync(last)  # type: ignore[operator]  # a method of FSDPModule
+        if last != self._syncs:  # it visits all modules
+            self._model.set_requires_gradient_sync(last)  # type: ignore[operator]  # a method of FSDPModule
+            self._syncs = last
         yield
 
 

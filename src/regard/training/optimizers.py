@@ -61,6 +61,8 @@ def _adam(
     matrices, vectors = [p for p in rest if p.dim() > 1], [p for p in rest if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
+    if any(map(sharding.is_sharded, rest)):
+        kind = torch_private.optimizer_of_parts(kind, sharding.local)
     optimizer: torch.optim.Optimizer = kind(groups, lr=0.0, betas=betas, eps=1e-9, fused=True)
     return optimizer
 

@@ -60,7 +60,8 @@ class TrainingStep:
         weight 0 (see `BatchShare`; one process alone has none).
         """
         targets = self._count_targets(batches.values())
-        self.model.train()
+        if not self.model.training:  # it visits all modules
+            self.model.train()
         self._upload_scalars(1 / max(targets, 1), rate, step)
         self._run_passes(batches, idle, step)
         self._update()
