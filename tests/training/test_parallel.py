@@ -1,7 +1,8 @@
 """DDP and FSDP: for every family the losses, gradient norms, weights and moving averages of one process.
 
 In float64, up to 1e-9: with gradient accumulation, activation checkpointing, clipping, weight decay, dropout, tied
-embeddings, micro-batches of very different sizes, and processes without any.
+embeddings, micro-batches of very different sizes, and processes without any; with R-Drop, guided alignment, adapters
+and numbers for labels. Where one process has a loss or a gradient that is not finite, no process changes a weight.
 """
 
 from __future__ import annotations

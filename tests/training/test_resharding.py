@@ -24,7 +24,7 @@ JOB = small_jobs.here(str(Path(__file__).with_name("resume_job.py")))
 # The default learning rate of so small a model (a peak of 0.18) makes training unstable: after step 16 a deviation of
 # 2e-9 grows by a factor of about 30 every two steps, also in one process alone. At 0.01 it stays below 1e-9.
 RATE = {"learning_rate": 0.01}
-TRAINING: dict[str, Any] = {**RATE, "accumulate": 4, "ema": 0.9, "average": 0, "validate_lines": 2, "save_every": 2}
+TRAINING: dict[str, Any] = {**RATE, "accumulate": 4, "ema": 0.9, "average": 3, "validate_lines": 2, "save_every": 2}
 
 
 def train_in_job(world: int, folder: Path, run: Path, **training: Any) -> None:
@@ -38,10 +38,12 @@ def assert_close(run: RunDir, other: RunDir) -> None:
     assert one.keys() == two.keys()
     for name, tensor in one.items():
         torch.testing.assert_close(tensor, two[name], atol=1e-7, rtol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
-    (line,), (expected,) = ([m for m in metrics(r.path, "valid") if m["step"] == last] for r in (run, other))
-    for key in expected.keys() - {"seconds"}:
-        value = expected[key]
-        assert line[key] == (pytest.approx(value, abs=2e-6) if isinstance(value, float) else value), key
+    lines, others = ([m for m in metrics(r.path, "valid") if m["step"] == last] for r in (run, other))
+    assert [line["weights"] for line in lines] == ["ema", "average of 3"]
+    for line, expected in zip(lines, others, strict=True):
+        for key in expected.keys() - {"seconds"}:
+            value = expected[key]
+            assert line[key] == (pytest.approx(value, abs=2e-6) if isinstance(value, float) else value), key
 
 
 @pytest.fixture(autouse=True)
