@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 import small_jobs
+from small_jobs import BUSY
 from small_runs import equal, metrics, small, tensors, train_run
 
 from regard.recipes import to_toml
 
 pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.slow]
-TRAINING: dict[str, Any] = {"accumulate": 2, "ema": 0.9, "save_every": 5, "validate_every": 50, "timeout": 5}
+TIMEOUT = round(5 * BUSY)
+TRAINING: dict[str, Any] = {"accumulate": 2, "ema": 0.9, "save_every": 5, "validate_every": 50, "timeout": TIMEOUT}
 
 LIMITED = """
 import resource, runpy, signal
@@ -27,9 +29,9 @@ runpy.run_module("regard", run_name="__main__")
 """
 
 
-LATE = """
+LATE = f"""
 import os, runpy, time
-time.sleep(8 * int(os.environ["RANK"]))
+time.sleep({TIMEOUT + 3} * int(os.environ["RANK"]))
 runpy.run_module("regard", run_name="__main__")
 """
 
@@ -50,7 +52,7 @@ def words(folder: Path, recipe: Path) -> list[str]:
     return ["-m", "regard", "train", str(recipe), "--out", str(folder / "run"), "--device", "cpu"]
 
 
-def wait_for_step(folder: Path, processes: list[subprocess.Popen[str]], timeout: float = 120) -> None:
+def wait_for_step(folder: Path, processes: list[subprocess.Popen[str]], timeout: float = 120 * BUSY) -> None:
     """Wait until a run has saved a state; if it does not, end its processes."""
     end = time.monotonic() + timeout
     try:
@@ -91,7 +93,7 @@ def test_when_a_process_is_lost_the_others_end_and_name_one_that_hangs(
         wait_for_step(tmp_path, processes)
         processes[lost].send_signal(by)
         others = [process for rank, process in enumerate(processes) if rank != lost]
-        errors = [process.communicate(timeout=60)[1] for process in others]
+        errors = [process.communicate(timeout=60 * BUSY)[1] for process in others]
         assert all(process.returncode == 2 for process in others), errors
         if by == signal.SIGKILL:
             assert any("another process of the job has ended" in error for error in errors), errors
@@ -109,14 +111,14 @@ def test_sigterm_to_one_process_saves_and_stops_all(parallel: str, tmp_path: Pat
     processes = small_jobs.start(2, *words(tmp_path, recipe_file(tmp_path, steps=100_000, parallel=parallel)))
     wait_for_step(tmp_path, processes)
     processes[1].terminate()
-    errors = small_jobs.finish(processes, timeout=60)
+    errors = small_jobs.finish(processes, timeout=60 * BUSY)
     assert [process.returncode for process in processes] == [143, 143], errors
     assert "the same command continues" in errors[0] and "continues" not in errors[1]
 
 
 def test_a_process_that_starts_later_than_the_timeout_is_waited_for(tmp_path: Path) -> None:
-    recipe = recipe_file(tmp_path, steps=10, timeout=5)
-    errors = small_jobs.finish(small_jobs.start(2, "-c", LATE, *words(tmp_path, recipe)[2:]), timeout=120)
+    recipe = recipe_file(tmp_path, steps=10)
+    errors = small_jobs.finish(small_jobs.start(2, "-c", LATE, *words(tmp_path, recipe)[2:]), timeout=120 * BUSY)
     assert (tmp_path / "run" / "model.safetensors").exists(), errors
 
 
@@ -124,7 +126,7 @@ def test_a_full_disk_ends_all_processes_and_leaves_the_last_state(tmp_path: Path
     """The main process may write files of a few kilobytes only, and the state is larger."""
     recipe = recipe_file(tmp_path, steps=20)
     processes = small_jobs.start(2, "-c", LIMITED, *words(tmp_path, recipe)[2:])
-    errors = small_jobs.finish(processes, timeout=120)
+    errors = small_jobs.finish(processes, timeout=120 * BUSY)
     assert [process.returncode for process in processes] == [2, 2], errors
     assert "could not be written" in errors[0] and "another process of the job has ended" in errors[1]
     small_jobs.run(2, *words(tmp_path, recipe))
@@ -149,7 +151,7 @@ def run_with_kills(folder: Path, kills: int, seed: int, **training: Any) -> int:
                 done += 1
                 while job.poll() is None and set(children(job.pid)) & set(workers):
                     time.sleep(0.02)
-        error = job.communicate(timeout=600)[1]
+        error = job.communicate(timeout=600 * BUSY)[1]
         assert job.returncode == 0, error
     finally:
         job.kill()
@@ -203,9 +205,9 @@ def test_an_agent_leaves_and_returns(tmp_path: Path) -> None:
         agents.append(agent(tmp_path, recipe, port))
         wait_for_step(tmp_path, agents)
         agents[1].terminate()
-        agents[1].communicate(timeout=60)
+        agents[1].communicate(timeout=60 * BUSY)
         agents.append(agent(tmp_path, recipe, port))
-        errors = small_jobs.finish([agents[0], agents[2]], timeout=400)
+        errors = small_jobs.finish([agents[0], agents[2]], timeout=400 * BUSY)
         assert agents[0].returncode == 0, "\n".join(errors)
     finally:
         for each in agents:
