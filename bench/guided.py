@@ -39,9 +39,8 @@ def regard(*words: object) -> str:
 
 
 def train(folder: Path, run: Path, direction: str, settings: list[str]) -> None:
-    if not (run / "best.safetensors").exists():
-        changes = [word for setting in settings for word in ("--set", setting)]
-        regard("train", f"hansards-{direction}", "--data", folder, "--out", run, "--quiet", *changes)
+    changes = [word for setting in settings for word in ("--set", setting)]
+    regard("train", f"hansards-{direction}", "--data", folder, "--out", run, "--quiet", *changes)
     say(f"{run.name}: trained")
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import os
+from pathlib import Path
+
 import pytest
 import torch
-from bench import decoding_checks, gpu_peers
+from bench import decoding_checks, gpu_gaps, gpu_peers
 from bench.gpu_training import CASES, lengths, packed
+
+BUSY = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))  # how much longer everything takes on a busy machine
 
 
 def test_made_up_pairs_are_about_27_tokens_long_and_alike_on_both_sides() -> None:
@@ -53,6 +59,25 @@ def test_gpt2_written_down_plainly_has_as_many_weights() -> None:
 def test_every_case_says_what_it_is() -> None:
     assert {"transformer-32k", "transformer-8k", "gpt2"} <= CASES.keys()
     assert all(case.flops > 1e8 for case in CASES.values())
+
+
+def test_every_gap_names_options_that_its_benchmark_has() -> None:
+    for name, case in gpu_gaps.CASES.items():
+        for words in filter(None, (case.words, case.quick, case.before)):
+            module, *options = words.split()
+            source = Path(gpu_gaps.__file__).with_name(module.split(".")[1] + ".py").read_text()
+            missing = [word for word in options if word.startswith("--") and f'"{word}"' not in source]
+            assert not missing, f"{name}: {module} has no {missing}"
+            parts = [word for word in options if word in ("fsdp-774m", "fsdp-base", "base-captured", "gpt2-774m")]
+            assert all(f'"{part}"' in source for part in parts)
+
+
+def test_a_benchmark_that_hangs_is_ended_and_what_it_printed_is_kept() -> None:
+    given = argparse.Namespace(device="cpu", data=None, quick=False)
+    hangs = gpu_gaps.measure(gpu_gaps.Case("", 9, "http.server 0 --bind 127.0.0.1", ""), 2 * BUSY, given)
+    assert hangs["status"] == "time limit" and "Serving HTTP" in hangs["printed"] and hangs["seconds"] < 20 * BUSY
+    fails = gpu_gaps.measure(gpu_gaps.Case("", 9, "json.tool OUT", "", before="json.tool --help"), 60 * BUSY, given)
+    assert fails["status"] == 2 and "usage" in fails["printed"] and fails["result"] is None
 
 
 EVERYDAY = "beams are not reordered", "every step draws the same number"  # the others take seconds
