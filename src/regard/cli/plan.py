@@ -235,5 +235,5 @@ def scaling_rows(points: list[ScalingPoint]) -> tuple[list[str], list[list[str]]
             f"{p.tokens_per_second:,.0f}",
         ]
         row = [f"{p.gpus:,}", p.scheme, f"{p.batch_tokens:,}", *numbers, f"{p.efficiency:.0%}", f"{p.hours:,.2f}"]
-        rows.append(row + ([f"{p.cost:,.0f}"] if p.cost is not None else []))
+        rows.append(row + ([f"{p.cost:,.{2 if p.cost < 100 else 0}f}"] if p.cost is not None else []))
     return heads + (["cost"] if priced else []), rows
