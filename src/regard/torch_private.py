@@ -103,6 +103,13 @@ def can_prepack() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
+@cache
+def _onednn_linear() -> Callable[..., Tensor]:
+    """The operator for `prepacked_linear`; looking it up costs more at every call than a small operator."""
+    operator: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
+    return operator
+
+
 def prepack(weight: Tensor) -> Tensor:
     """A weight [O, I] in oneDNN's layout; unchanged if that is not available."""
     return torch.ops.mkldnn._reorder_linear_weight(weight) if can_prepack() else weight
@@ -112,7 +119,7 @@ def prepacked_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear` with a weight from `prepack`."""
     if not can_prepack():
         return F.linear(x, packed, bias)
-    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return _onednn_linear()(x, packed, bias, "none", [], "")
 
 
 def can_trace() -> bool:

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.accelerate import linear_backends
-from regard.attention import BeamTree, DenseQK, KVCache, attend, use_backend
+from regard.attention import BeamTree, DenseQK, KVCache, MaskTable, ScaledDot, attend, use_backend
+from regard.attention.backends import BACKENDS
 from regard.decoding import Report, SearchRequest, search
 from regard.decoding.topk import GROUP, topk
 from regard.models import SequenceModel, build
@@ -161,19 +162,24 @@ def test_one_beam_needs_no_mask() -> None:
 
 
 @pytest.mark.parametrize("masked", [True, False])
-def test_the_backend_for_few_queries_equals_the_plain_one(masked: bool) -> None:
-    from regard.attention import MaskTable, ScaledDot
-    from regard.attention.backends import BACKENDS
-
+@pytest.mark.parametrize("decoding", [True, False])
+@pytest.mark.parametrize("sentences", [1, 2, 20])
+@pytest.mark.parametrize("key_heads", [3, 1])
+def test_the_backend_for_few_queries_equals_the_plain_one(
+    masked: bool, decoding: bool, sentences: int, key_heads: int
+) -> None:
+    """Without gradients, a step of one or two sentences is computed by one operator, unless queries share keys."""
     torch.manual_seed(4)
-    q, k, v = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 9, 8), torch.randn(2, 3, 9, 8)
+    q, k, v = (torch.randn(sentences, heads, size, 8) for heads, size in ((3, 4), (key_heads, 9), (key_heads, 9)))
     table: Tensor | None = None
     if masked:
-        table = torch.rand(2, 1, 4, 9) > 0.5
+        table = torch.rand(sentences, 1, 4, 9) > 0.5
         table[..., 0] = True
     allowed = MaskTable.with_bias(table, torch.float32)
-    expected = BACKENDS["plain"](q, k, v, allowed, ScaledDot())
-    torch.testing.assert_close(BACKENDS["small"](q, k, v, allowed, ScaledDot()), expected)
+    all_keys = (x.repeat_interleave(3 // key_heads, 1) for x in (k, v))
+    expected = BACKENDS["plain"](q, *all_keys, allowed, ScaledDot())
+    with torch.set_grad_enabled(not decoding):
+        torch.testing.assert_close(BACKENDS["small"](q, k, v, allowed, ScaledDot()), expected)
 
 
 def test_translating_imports_neither_training_nor_optional_packages() -> None:

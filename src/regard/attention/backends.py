@@ -65,7 +65,7 @@ def small(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, score: 
     """Batched matmuls for all heads at once: faster than the fused kernel for small inputs.
 
     That is the case in a decoding step, with one query per beam, and for short sentences on a CPU. On a GPU it is one
-    Triton kernel.
+    Triton kernel; for the steps of very few sentences on a CPU, PyTorch's kernel is faster again.
     """
     q, k, scale = score.as_dot(query, key)
     if not allowed.no_empty_rows:
@@ -78,10 +78,19 @@ def small(query: Tensor, key: Tensor, value: Tensor, allowed: MaskTable, score: 
     bias = allowed.bias
     if bias is None:
         bias = MaskTable.with_bias(allowed.to_dense(q.shape[-2], k.shape[-2], q.device), q.dtype).bias
+    if _is_few(q, k, value):  # one operator instead of ten, which matters where there is little arithmetic
+        return F.scaled_dot_product_attention(q, k, value, attn_mask=bias, scale=scale)
     queries = q.shape[-2]
     scores = _per_query(_per_key(q * scale, k) @ k.transpose(-2, -1), queries)
     weights = _softmax(scores if bias is None else scores + bias)
     return _per_query(_per_key(weights, value) @ value, queries)
+
+
+def _is_few(q: Tensor, k: Tensor, value: Tensor) -> bool:
+    """Return whether these are so few queries on a CPU that PyTorch's fused kernel is faster than batched matmuls."""
+    if not q.is_cpu or torch.is_grad_enabled() or q.dim() != 4 or q.shape[-2] > MAX_DECODING_QUERIES:
+        return False
+    return q.shape[0] * q.shape[1] <= MAX_FEW_HEADS and q.shape[1] == k.shape[1] and q.shape[-1] == value.shape[-1]
 
 
 def _per_key(x: Tensor, key: Tensor) -> Tensor:
@@ -126,6 +135,7 @@ def _can_use_decode_kernel(query: Tensor, value: Tensor, allowed: MaskTable) -> 
 
 MAX_HEAD_BYTES = 256  # with more, a tile of keys and one of values exceed the shared memory of some GPUs
 LANES = 16  # float32 elements of the widest CPU vectors
+MAX_FEW_HEADS = 16  # of all sentences of a step, up to which a CPU is faster with the fused kernel
 MAX_DECODING_QUERIES = 8  # up to which `small` is used without gradients
 MAX_SHORT_LENGTH = 64  # up to which `small` is used on a CPU
 

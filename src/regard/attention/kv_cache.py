@@ -156,7 +156,7 @@ class KVCache(AttentionLayout):
 
     def _folded(self, x: Tensor) -> Tensor:
         """[N * K, H, D] or [N, T, H, D] -> [N, H, K or T, D]."""
-        return (x if self.tree.is_prompt else x.unflatten(0, (self.tree.sentences, -1))).transpose(1, 2)
+        return (x if self.tree.is_prompt else x.view(self.tree.sentences, -1, *x.shape[1:])).transpose(1, 2)
 
     def close(self, out: Tensor) -> Tensor:
         out = out.transpose(1, 2)
@@ -200,7 +200,7 @@ class SourceCache(AttentionLayout):
 
     def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
         assert key is None and value is None
-        q = query.unflatten(0, (len(self.key), -1)).transpose(1, 2)  # [N*K, H, D] -> [N, K, H, D] -> [N, H, K, D]
+        q = query.view(len(self.key), -1, *query.shape[1:]).transpose(1, 2)  # [N*K, H, D] -> [N, H, K, D]
         return q, self.key, self.value, self.allowed
 
     def close(self, out: Tensor) -> Tensor:

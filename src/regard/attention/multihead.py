@@ -99,7 +99,9 @@ class MultiHeadAttention(nn.Module):
 
     def _project(self, linear: nn.Linear, x: Tensor, *heads: int) -> tuple[Tensor, ...]:
         """Apply a layer whose outputs are several tensors, of `heads` heads each: x [T, D] -> tensors [T, heads, E]."""
-        return linear(x).unflatten(-1, (sum(heads), -1)).split(heads, dim=-2)
+        y = linear(x)
+        y = y.view(*y.shape[:-1], sum(heads), -1)
+        return (y,) if len(heads) == 1 else y.split(heads, dim=-2)
 
     def forward(self, x: Tensor, layout: AttentionLayout, source: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D]. Cross-attention takes the source [S, Ds], or None if the layout caches its keys."""
