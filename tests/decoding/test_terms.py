@@ -17,7 +17,7 @@ from tests.decoding.test_static_search import Taped, assert_same, found, model_o
 from regard.decoding import Hypothesis, SearchRequest, search, static_search, terms
 from regard.decoding.continuous import Engine, EngineRunner
 from regard.decoding.static_search import StaticRunner
-from regard.decoding.terms import INNER, LEFT, RIGHT, Term, TokenClasses, share_out
+from regard.decoding.terms import INNER, LEFT, RIGHT, Term, TermProgress, TermTable, TokenClasses, share_out
 from regard.errors import UserError
 from regard.packed import PackedTokens
 from regard.recipes.schema import DecodingSettings
@@ -256,6 +256,46 @@ def test_avoided_terms_never_occur(beam: int) -> None:
     request = SearchRequest(PackedTokens.from_lists(lines), how, banned=[0, 1], terms=[avoided] * 12, nbest=beam)
     for hypotheses in search(hashed(8), request):
         assert all(satisfies(h.tokens, avoided) for h in hypotheses)
+
+
+# --- bits -----------------------------------------------------------------------------------------------------------
+
+patterns = st.builds(
+    lambda first, ids, last: (*first, *ids, *last),
+    st.sampled_from([(), (LEFT,), (INNER,)]),
+    st.lists(st.integers(3, 6), min_size=1, max_size=4),
+    st.sampled_from([(), (RIGHT,)]),
+)
+many_terms = st.lists(
+    st.builds(Term, st.lists(patterns, min_size=1, max_size=20).map(tuple), st.booleans()), max_size=3
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(many_terms, min_size=1, max_size=3), st.integers(0, 1000))
+def test_bits_count_the_tokens_that_the_definition_counts(each: list[list[Term]], seed: int) -> None:
+    """With patterns of several words of bits (20 alternatives of 8 symbols), after every token of three."""
+    assume(any(each))
+    random_bits = torch.Generator().manual_seed(seed)
+    classes = TokenClasses(*(torch.rand(8, generator=random_bits) < 0.5 for _ in range(3)))
+    table = TermTable.of(each, torch.device("cpu"), classes)
+    assert table is not None
+    progress = TermProgress.create(table, beams=2, finished=2)
+    progress.reset()
+    for _ in range(4):
+        tokens = torch.randint(0, 8, (len(each), 2, 5), generator=random_bits)
+        assert torch.equal(progress.needed_after(tokens), progress.needed(progress.after(tokens)))
+        progress.advance(torch.randint(0, 2, (len(each), 2), generator=random_bits), tokens[..., 0])
+
+
+def test_a_term_of_more_than_64_tokens() -> None:
+    long = tuple(range(3, 73))
+    table = TermTable.of([[Term((long,))]], torch.device("cpu"))
+    assert table is not None
+    progress = TermProgress.create(table, beams=1, finished=1)
+    progress.reset()
+    progress.advance(torch.zeros(1, 1, dtype=torch.long), torch.tensor([[3]]))
+    assert progress.needed_after(torch.tensor([[[4, 3, 9]]])).tolist() == [[[68, 69, 70]]]
 
 
 # --- batches and static shapes --------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ class Job:
     @property
     def key(self) -> tuple[object, ...]:
         """Jobs with equal keys can be searched in one batch."""
-        terms = None if self.constraints.terms is None else self.constraints.terms.patterns.shape[1:]
+        terms = None if self.constraints.terms is None else self.constraints.terms.shape
         flags = self.nbest, self.banned, self.constraints.prefix.shape[1] > 0, self.margins, terms
         return step_key(self.settings, *flags)
 

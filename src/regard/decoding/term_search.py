@@ -91,7 +91,7 @@ class TermSearchState(SearchState):
         tokens = torch.cat([token, extra.tokens], -1)
         values = torch.cat([likely, possible.masked_fill(~valid, -math.inf)], -1)  # [N, K, M]
         present = Match(progress.match.partial[:, :beams], progress.match.met[:, :beams])
-        before, needed = progress.needed(present), progress.needed(progress.after(tokens))
+        before, needed = progress.needed(present), progress.needed_after(tokens)
         left = self.constraints.limit - self.step
         would_end = (token[..., 0] == EOS) & (before > 0) & (before < left[:, None])  # [N, K]
         if not self.reorders:  # from there, a single beam generates its terms only

@@ -10,7 +10,11 @@ Candidates that could no longer fit their terms in before the maximum length are
 that fits at all. A beam whose most likely next token is EOS continues with a token of a term only: what a model writes
 after its end is no translation. A single beam (greedy search) then completes all its terms.
 
-Shapes: N sentences, K beams, C terms, A alternatives, L symbols of a pattern, M candidates, V the vocabulary.
+What the many candidates of a step would match is computed in integers whose bits are positions of patterns
+(`TermBits`), as Shift-And does it; `TermProgress.after` is the definition.
+
+Shapes: N sentences, K beams, C terms, A alternatives, L symbols of a pattern, M candidates, V the vocabulary, Y token
+ids in the patterns of a sentence, W words of 64 bits, R numbers of tokens.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ NO_TOKEN = -1  # padding in lists of token ids
 LEFT, INNER, RIGHT = -2, -3, -4  # symbols of patterns that match the tokens of a class: see `TokenClasses`
 CLASSES = (LEFT, INNER, RIGHT)
 UNREACHABLE = 1 << 20  # tokens that an alternative needs if it does not exist
+WORD_BITS = 64
 FAR = 1 << 14  # tokens that it needs if it must begin a word without a space: only chance leads there
 
 
@@ -51,6 +56,58 @@ class TokenClasses(NamedTuple):
     right: Tensor  # a word may end before it
 
 
+class TermBits(NamedTuple):
+    """The patterns of N sentences in the bits of int64: bit a * L + l is symbol l of alternative a."""
+
+    ids: Tensor  # [N, Y] the token ids in a sentence's patterns, padded with NO_TOKEN
+    of_ids: Tensor  # [N, Y + 1, C, W] the positions of each id; none in the last row, for all other tokens
+    of_classes: Tensor  # [N, 3, C, W] the positions of each class symbol
+    ends: Tensor  # [N, C, W] the last position of each pattern
+    rest: Tensor  # [N, C, W, R] the positions after which a pattern needs 0, 1, ... R - 1 more tokens
+
+    @classmethod
+    def of(cls, patterns: Tensor, rest: Tensor) -> TermBits:
+        """Make them from the tensors of a `TermTable`."""
+        symbols = patterns.shape[-1]
+        each = [row[row >= 0].unique() for row in patterns.flatten(1)]
+        width = 1 << (max(1, *map(len, each)) - 1).bit_length()  # few shapes, as in `TermTable.of`
+        ids = torch.stack([F.pad(row, (0, width - len(row)), value=NO_TOKEN) for row in each])
+        n, c, a, position = (patterns >= 0).nonzero(as_tuple=True)
+        row = (ids[n] == patterns[n, c, a, position][:, None]).byte().argmax(-1)
+        bit = a * symbols + position
+        ends = torch.arange(symbols) == (patterns != NO_TOKEN).sum(-1, keepdim=True) - 1
+        of_ids = torch.zeros(len(ids), width + 1, *packed_bits(ends.flatten(-2)).shape[1:], dtype=torch.long)
+        of_ids.index_put_((n, row, c, bit // WORD_BITS), 1 << bit % WORD_BITS, accumulate=True)  # each bit once
+        of_classes = [packed_bits((patterns == symbol).flatten(-2)) for symbol in CLASSES]
+        of_rest = [packed_bits((rest[..., 1:] == count).flatten(-2)) for count in range(symbols + 1)]
+        return cls(ids, of_ids, torch.stack(of_classes, 1), packed_bits(ends.flatten(-2)), torch.stack(of_rest, -1))
+
+    def hits(self, tokens: Tensor, classes: Tensor) -> Tensor:
+        """The positions that each of tokens [N, K, M] matches, [N, K, M, C, W]; `classes` are those of the table."""
+        width = self.ids.shape[1]
+        is_id = tokens[..., None] == self.ids[:, None, None]
+        row = torch.where(is_id, torch.arange(width, device=tokens.device), width).amin(-1)
+        of_ids = self.of_ids.flatten(2)
+        words = of_ids.gather(1, row.flatten(1)[..., None].expand(-1, -1, of_ids.shape[-1]))
+        words = words.view(*tokens.shape, *self.ends.shape[1:])
+        belongs = classes[:, tokens.clamp(max=classes.shape[1] - 1)]  # [3, N, K, M]
+        for member, bits in zip(belongs, self.of_classes.unbind(1), strict=True):
+            words |= torch.where(member[..., None, None], bits[:, None, None], 0)
+        return words
+
+
+def packed_bits(bits: Tensor) -> Tensor:
+    """Pack bits [..., S] into words [..., W] of 64 bits, the first one as the least significant.
+
+    >>> packed_bits(torch.tensor([[True, False, True, True]])).tolist()
+    [[13]]
+    """
+    size = bits.shape[-1]
+    width = min(size, WORD_BITS)
+    values = 1 << torch.arange(width, device=bits.device)
+    return (F.pad(bits, (0, -size % width)).unflatten(-1, (-1, width)) * values).sum(-1)
+
+
 @dataclass(frozen=True)
 class TermTable:
     """The terms of N sentences as tensors."""
@@ -59,6 +116,7 @@ class TermTable:
     rest: Tensor  # [N, C, A, L + 1] tokens that a pattern needs from each position on; UNREACHABLE beyond its end
     avoid: Tensor  # [N, C] bool
     classes: Tensor  # [3, V] bool, in the order of CLASSES
+    bits: TermBits
 
     @classmethod
     def of(
@@ -70,6 +128,8 @@ class TermTable:
             return None
         if any(EOS in alternative or not alternative for term in every for alternative in term.alternatives):
             raise ValueError("a term cannot contain EOS or be empty")
+        if any(LEFT in alternative[1:] for term in every for alternative in term.alternatives):
+            raise ValueError("LEFT can only be the first symbol of a term")
         sizes = max(map(len, terms)), max(len(term.alternatives) for term in every)
         longest = max(len(alternative) for term in every for alternative in term.alternatives)
         # Powers of two: few shapes, so that searches share captured steps and batches
@@ -83,21 +143,28 @@ class TermTable:
                     symbols = [symbol for symbol in alternative if not (term.avoid and symbol == RIGHT)]
                     patterns[n, c, a, : len(symbols)] = torch.tensor(symbols)
         table = torch.ones(len(CLASSES), 1, dtype=torch.bool) if classes is None else torch.stack([*classes])
-        return cls(patterns, _rest(patterns), avoid, table).to(device)
+        rest = _rest(patterns)
+        return cls(patterns, rest, avoid, table, TermBits.of(patterns, rest)).to(device)
 
     def to(self, device: torch.device) -> TermTable:
-        return TermTable(*(x.to(device) for x in self.tensors()))
+        moved = self.with_sentences(*(x.to(device) for x in self.sentence_tensors()))
+        return replace(moved, classes=self.classes.to(device))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.patterns, self.rest, self.avoid, self.classes
+        return *self.sentence_tensors(), self.classes
 
     def sentence_tensors(self) -> tuple[Tensor, ...]:
         """The tensors that have a row for each sentence."""
-        return self.patterns, self.rest, self.avoid
+        return self.patterns, self.rest, self.avoid, *self.bits
 
-    def with_sentences(self, patterns: Tensor, rest: Tensor, avoid: Tensor) -> TermTable:
+    def with_sentences(self, patterns: Tensor, rest: Tensor, avoid: Tensor, *bits: Tensor) -> TermTable:
         """Return a table of other sentences with the same classes."""
-        return replace(self, patterns=patterns, rest=rest, avoid=avoid)
+        return replace(self, patterns=patterns, rest=rest, avoid=avoid, bits=TermBits(*bits))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the tensors of a sentence."""
+        return *self.patterns.shape[1:], self.bits.ids.shape[1]
 
     def select(self, sentences: Tensor) -> TermTable:
         """Select sentences, [M] indices into the present N."""
@@ -252,10 +319,28 @@ class TermProgress:
 
         `match` is [N, K, ...] or [N, K, M, ...]. A pattern of which only a class is missing needs no more tokens.
         """
-        shape = (len(self.table.rest), *[1] * (match.met.dim() - 2))
-        rest, full = (x.view(*shape, *x.shape[1:]) for x in (self.table.rest, self.table.full))
+        rest = self.table.rest.view(len(self.table.rest), *[1] * (match.met.dim() - 2), *self.table.rest.shape[1:])
         left = torch.where(match.partial, rest, UNREACHABLE).amin(-1).amin(-1)  # [..., C]
-        full = full.masked_fill(match.met, 0)
+        return self._needed(match.met, left)
+
+    def needed_after(self, tokens: Tensor) -> Tensor:
+        """`needed(after(tokens))` for tokens [N, K, M], computed in bits: [N, K, M]."""
+        table, bits, match = self.table, self.table.bits, self._beams(tokens.shape[1])
+        symbols = table.patterns.shape[-1]
+        if symbols > WORD_BITS:  # a pattern of two words: too rare for code of its own
+            return self.needed(self.after(tokens))
+        begun = packed_bits(match.partial[..., 1:].flatten(-2))  # [N, K, C, W]
+        # The shift moves the last position of a pattern to the first of the next one, which may always begin.
+        reached = ((begun << 1) | _first_bits(symbols))[:, :, None] & bits.hits(tokens, table.classes)
+        met = match.met[:, :, None] | ((reached & bits.ends[:, None, None]) != 0).any(-1)
+        after = (reached[..., None] & bits.rest[:, None, None]) != 0  # [N, K, M, C, W, R]
+        count = torch.arange(after.shape[-1], device=tokens.device)
+        left = torch.where(after, count, UNREACHABLE).amin((-1, -2))
+        return self._needed(met, torch.minimum(left, table.rest[..., 0].amin(-1)[:, None, None]))
+
+    def _needed(self, met: Tensor, left: Tensor) -> Tensor:
+        """See `needed`, given which terms are met and the tokens that each still needs, [N, K, C] or [N, K, M, C]."""
+        full = self.table.full.view(len(met), *[1] * (met.dim() - 2), -1).masked_fill(met, 0)
         begun = torch.where(full > 0, full - left, -UNREACHABLE).amax(-1)
         return full.sum(-1) - begun.masked_fill((full == 0).all(-1), 0)
 
@@ -276,6 +361,12 @@ class TermProgress:
             mine.copy_(chosen)
         for mine, new in zip(self.match, self.after(tokens[..., None]), strict=True):
             mine.copy_(new[:, :, 0])
+
+
+def _first_bits(symbols: int) -> int:
+    """The bits of the first symbols of all patterns in a word, as a signed integer."""
+    value = sum(1 << bit for bit in range(0, WORD_BITS, symbols))
+    return value - (value >> (WORD_BITS - 1) << WORD_BITS)
 
 
 def _compacted(tokens: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
