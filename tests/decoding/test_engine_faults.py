@@ -104,23 +104,27 @@ def test_a_caller_with_few_sentences_does_not_wait_for_one_with_many() -> None:
 
 
 def test_too_many_waiting_sentences_are_refused_and_withdrawn_ones_do_not_count() -> None:
-    engine = Engine(model_of("transformer").double(), rows=1, queue=3)
+    engine = Engine(model_of("transformer").double(), rows=1, queue=8)
     runner = EngineRunner(engine)
 
     def jobs(count: int) -> list:
         request = request_of([5, EOS], 0, {"beam": 2})
         return [runner._jobs(request, request.constraints(), lambda update: None, False)[0] for _ in range(count)]
 
-    first = jobs(5)
-    engine.submit(first)  # nothing waits yet: a caller may have more than fit
+    first = jobs(50)
+    engine.submit(first)  # one caller fills a quarter of the queue only: others are not refused because of it
+    assert (engine.waiting, engine.queued) == (50, 2)
+    for count in (1, 2, 3):
+        engine.submit(jobs(count))
+    assert engine.queued == 7
+    with pytest.raises(QueueFull):
+        engine.submit(jobs(2))
+    engine.submit(jobs(1))
     with pytest.raises(QueueFull):
         engine.submit(jobs(1))
     engine.withdraw(first)
-    assert engine.waiting == 0
+    assert (engine.waiting, engine.queued) == (7, 6)
     engine.submit(jobs(1))
-    engine.submit(jobs(2))
-    with pytest.raises(QueueFull):
-        engine.submit(jobs(1))
 
 
 def test_a_cancelled_caller_is_woken_without_polling(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -319,24 +320,33 @@ def test_a_run_that_fails_is_not_loaded_again_by_every_request(tmp_path: Path, m
     attempts: list[Path] = []
     real = LoadedRun.load
 
+    clock, seconds = [time.monotonic()], [0.0]  # `seconds` is how long loading takes
+
     def counted(run: Path, **options: Any) -> LoadedRun:
         attempts.append(run)
+        clock[0] += seconds[0]
         return real(run, **options)
 
+    monkeypatch.setattr(pools, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(pools.LoadedRun, "load", counted)
     pool = ModelPool([f"en-es={path}"], device="cpu")
     for _ in range(5):
         with pytest.raises(Unavailable), pool.using(pool.find("en-es")):
             pass
     assert len(attempts) == 1
-    monkeypatch.setattr(pools, "RETRY_SECONDS", 0.0)  # after a while it is tried again
+    clock[0] += pools.RETRY_SECONDS + 1  # after a while it is tried again
+    seconds[0] = pools.RETRY_SECONDS + 10  # and fails after a longer one, during which other requests wait for it
+    for _ in range(3):
+        with pytest.raises(Unavailable), pool.using(pool.find("en-es")):
+            pass
+    assert len(attempts) == 2
+    clock[0] += pools.RETRY_SECONDS + 1
     with pytest.raises(Unavailable), pool.using(pool.find("en-es")):
         pass
-    assert len(attempts) == 2
-    monkeypatch.setattr(pools, "RETRY_SECONDS", 1000.0)
+    assert len(attempts) == 3
     (path / "model.safetensors").write_bytes(whole)  # and when the files change
     with pool.using(pool.find("en-es")):
-        assert len(attempts) == 3 and not pool.failures
+        assert len(attempts) == 4 and not pool.failures
     pool.close()
 
 

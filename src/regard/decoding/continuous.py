@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
@@ -30,6 +30,7 @@ from regard.packed import PackedTokens
 
 MAX_ROWS = 64  # sentences in all batches together
 MAX_QUEUE = 1 << 20  # sentences that wait
+CALLER_SHARE = 4  # one caller fills at most a quarter of the queue, however many sentences it has
 PREFILL_TOKENS = {"cpu": 512, "cuda": 4096}  # source tokens that may join between two steps, which others wait for
 CANCEL_SECONDS = 0.2  # between two checks whether a caller has cancelled, where cancelling cannot wake it
 
@@ -50,7 +51,8 @@ class Engine:
     """Searches with one model for many callers at once, in continuous batches, from `start` on.
 
     Every turn, waiting jobs join, and each batch takes a step. Callers take turns, so that a caller with few jobs does
-    not wait for all jobs of another. How many sentences are in the batches, and how many wait, is limited.
+    not wait for all jobs of another. How many sentences are in the batches, and how many wait, is limited; a caller
+    fills a part of the queue only (`CALLER_SHARE`), so that others are not refused because of it.
     Engines of one process share a thread to compute in (`EngineThread` says why).
     """
 
@@ -90,6 +92,14 @@ class Engine:
         return self._count
 
     @property
+    def queued(self) -> int:
+        """Jobs that wait, as the limit of the queue counts them: those of one caller up to its share."""
+        return sum(map(self._places, list(self._waiting)))
+
+    def _places(self, jobs: Collection[Job]) -> int:
+        return min(len(jobs), max(1, self.queue // CALLER_SHARE))
+
+    @property
     def running(self) -> int:
         """Sentences in the batches."""
         return sum(len(batch.live) for batch in list(self._batches.values()))
@@ -114,7 +124,8 @@ class Engine:
         with self._changed:
             if self.is_closed:
                 raise RuntimeError("the engine is closed")
-            if self._count and self._count + len(jobs) > self.queue:
+            queued = self.queued
+            if queued and queued + self._places(jobs) > self.queue:
                 raise QueueFull(f"{self._count} sentences are waiting")
             self._waiting.append(deque(jobs))
             self._count += len(jobs)

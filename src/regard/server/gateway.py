@@ -162,7 +162,7 @@ class Gateway:
 
     def submit(self, work: Callable[[], Result], cancellation: Cancellation) -> Future[Result]:
         """Start `work` in a thread, unless the server is busy."""
-        if self.pool.waiting >= self.limits.queue or not self._free.acquire(blocking=False):
+        if self.pool.queued >= self.limits.queue or not self._free.acquire(blocking=False):
             raise Overloaded("as many requests as are allowed are being answered")
 
         def cancellable_work() -> Result:

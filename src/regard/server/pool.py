@@ -245,7 +245,7 @@ class ModelPool:
             try:
                 return self._load(served, stamp)
             except Exception as error:
-                served.error, served.failed, served.failed_at = first_line(error), stamp, now
+                served.error, served.failed, served.failed_at = first_line(error), stamp, time.monotonic()
         if active is None:
             raise Unavailable(f"the model {served.name!r} could not be loaded: {served.error}")
         return active
@@ -323,6 +323,11 @@ class ModelPool:
     def waiting(self) -> int:
         """Sentences that wait in all engines."""
         return sum(active.engine.waiting for active in self._active_models())
+
+    @property
+    def queued(self) -> int:
+        """Sentences that wait, as the limit of the queue counts them."""
+        return sum(active.engine.queued for active in self._active_models())
 
     @property
     def running(self) -> int:
