@@ -35,6 +35,24 @@ def frames(*lengths: int) -> list[Tensor]:
     return [torch.randn(n, 5) for n in lengths]
 
 
+@pytest.mark.parametrize("factor", [2, 8])
+def test_gradients_of_subsampling_are_those_of_each_recording_alone(factor: int) -> None:
+    torch.manual_seed(0)
+    embedding = SoundEmbedding(settings(subsample=factor, positions="none"))
+    packed = PackedFeatures.from_arrays(frames(16, 1, 8, 31))
+    values = packed.values.requires_grad_()
+    inputs = [values, *embedding.parameters()]
+    found = torch.autograd.grad(embedding(values, packed.layout)[0].square().sum(), inputs)
+    expected = torch.tensor(0.0)
+    for part in packed.layout.split(values):
+        x = part.T[None]
+        for convolution in embedding.convolutions:
+            x = nn.functional.gelu(convolution(x))
+        expected = expected + embedding.project(x[0].T).square().sum()
+    for one, other in zip(found, torch.autograd.grad(expected, inputs), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("factor", [1, 2, 4, 8])
 def test_subsampling_of_a_packed_batch_is_that_of_each_recording_alone(factor: int) -> None:
     torch.manual_seed(0)
