@@ -116,6 +116,25 @@ def test_the_ctc_loss_sums_over_all_paths() -> None:
     assert ctc_loss(logits, layout, labels.ids, labels.layout).item() == pytest.approx(expected, rel=1e-5)
 
 
+def test_the_ctc_loss_and_its_gradient_are_pytorch_s() -> None:
+    torch.manual_seed(0)
+    texts = [[1, 1, 2], [3], [5, 4, 5, 5], [6, 6, 6]]  # the last does not fit into its frames
+    logits, layout = torch.randn(26, 7, requires_grad=True), PackedLayout([6, 4, 9, 4], size=26)
+    labels = PackedTokens.from_lists([[*text, EOS] for text in texts], size=18)
+    found = 3 * ctc_loss(logits, layout, labels.ids, labels.layout)
+    (grad,) = torch.autograd.grad(found, logits)
+    expected = torch.tensor(0.0)
+    for part, text in zip(layout.split(logits.log_softmax(-1)), texts, strict=True):
+        lengths = torch.tensor([len(part)]), torch.tensor([len(text)])
+        expected = expected + 3 * nn.functional.ctc_loss(
+            part[:, None], torch.tensor([text]), lengths[0], lengths[1], PAD, "sum", zero_infinity=True
+        )
+    (expected_grad,) = torch.autograd.grad(expected, logits)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(grad, expected_grad, atol=1e-5, rtol=1e-4)
+    assert grad[:19].any(1).all() and not grad[19:].any()
+
+
 def test_a_recording_that_is_too_short_for_its_text_counts_as_nothing() -> None:
     logits, layout = torch.randn(2, 4, requires_grad=True), PackedLayout([2])
     labels = PackedTokens.from_lists([[1, 2, 3, EOS]])

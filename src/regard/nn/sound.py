@@ -5,7 +5,7 @@ Shapes: S frames of features in a packed batch, F features of a frame, N recordi
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -142,9 +142,43 @@ def ctc_loss(logits: Tensor, layout: PackedLayout, labels: Tensor, label_layout:
     logits [S, V] of the frames that are laid out by `layout`; labels [T], of which the last of each text, EOS, is left
     out. `PAD` is the blank. A recording that is too short for its text counts as 0.
     """
-    log_probs = layout.pad(logits.float().log_softmax(-1)).transpose(0, 1)  # [L, N, V]
     texts = label_layout.pad(labels)  # [N, longest]
-    # On the host, where F.ctc_loss expects them.
-    frames, lengths = torch.tensor(layout.lengths), torch.tensor(label_layout.lengths) - 1
-    loss: Tensor = F.ctc_loss(log_probs, texts, frames, lengths, blank=PAD, reduction="sum", zero_infinity=True)
+    lengths = torch.tensor(label_layout.lengths) - 1  # on the host, where F.ctc_loss expects them
+    loss: Tensor = _CtcLoss.apply(logits.float(), layout, texts, lengths)
     return loss
+
+
+class _CtcLoss(torch.autograd.Function):
+    """The CTC loss of log_softmax(logits), by the columns of the blank and of the labels of each text alone.
+
+    With g for the probability that the paths of the text give to a label at a frame, the gradient is
+
+        softmax(logits) - g
+
+    `F.ctc_loss` of all columns makes several passes over [S, V] in both directions.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, layout: PackedLayout, texts: Tensor, lengths: Tensor) -> Tensor:
+        log_probs = logits.log_softmax(-1)
+        columns = F.pad(texts, (1, 0, 0, 1), value=PAD)  # [N + 1, longest + 1], the blank first; the last for padding
+        same = texts[:, :, None] == texts[:, None, :]
+        targets = same.int().argmax(-1) + 1  # equal labels take the column of the first of them
+        columns = columns[layout.segment_ids]
+        with torch.enable_grad():
+            chosen = layout.pad(log_probs.gather(1, columns)).transpose(0, 1).requires_grad_()  # [L, N, longest + 1]
+            frames = torch.tensor(layout.lengths)
+            losses = F.ctc_loss(chosen, targets, frames, lengths, blank=0, reduction="none", zero_infinity=True)
+        if ctx.needs_input_grad[0]:
+            # PyTorch's gradient is exp(chosen) - g, or zero where a text does not fit.
+            (grad,) = torch.autograd.grad(losses, chosen, torch.ones_like(losses))
+            on_paths = layout.flatten((chosen.detach().exp() - grad).transpose(0, 1))
+            counts = F.pad(losses.detach() != 0, (0, 1))[layout.segment_ids][:, None]
+            ctx.save_for_backward(log_probs, columns, on_paths * counts, counts)
+        return losses.detach().sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        log_probs, columns, on_paths, counts = ctx.saved_tensors
+        grad_logits = log_probs.exp().mul_(counts).scatter_add_(1, columns, -on_paths)
+        return grad_logits.mul_(grad), None, None, None
