@@ -14,9 +14,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -84,10 +83,10 @@ def make(folder: Path, counts: dict[str, int], seed: int = 0, jobs: int = 1) -> 
         raise UserError("espeak-ng is not installed (Debian: apt-get install espeak-ng)")
     (folder / "audio").mkdir(parents=True, exist_ok=True)
     lines = ["file\ttext\ttranslation\tspeaker\tsplit"]
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+    with ThreadPoolExecutor(jobs) as pool:  # threads: most of the time espeak-ng works, in processes of its own
         for split, count in counts.items():
             sentences = pairs("en-es", split, count)
-            lines += pool.map(partial(utterance, folder, split, seed), range(count), sentences, chunksize=32)
+            lines += pool.map(partial(utterance, folder, split, seed), range(count), sentences)
             print(f"{split}: {count:,} recordings", file=sys.stderr)
     manifest = folder / MANIFEST
     manifest.write_text("\n".join(lines) + "\n", encoding="utf-8")
