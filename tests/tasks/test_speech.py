@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from safetensors.torch import load_file
 
 import regard
 from regard import tasks
@@ -273,3 +274,27 @@ def test_tones_are_learnt_in_under_a_minute(weight: float, tmp_path: Path) -> No
     examples = task.held_out("test")
     outputs = [a.texts[0] for a in loaded.writer()([task.features(given) for given, _ in examples])]
     assert task.scores(outputs, [text for _, text in examples])["wer"] < 3
+
+
+def test_speech_translation_starts_from_the_encoder_of_a_recogniser(tmp_path: Path) -> None:
+    lines = ["file\ttext\ttranslation\tsplit"]
+    for number, utterance in enumerate(Tones.utterances("train", 12)):
+        soundfile.write(tmp_path / f"{number}.wav", utterance.recording.samples(8000), 8000, "FLOAT")
+        split = "valid" if number < 3 else "train"
+        lines.append(f"{number}.wav\t{utterance.text}\t{utterance.text[::-1].upper()}\t{split}")
+    (tmp_path / "list.tsv").write_text("\n".join(lines) + "\n")
+    recipe = quick().model_dump()
+    recipe["data"] = {"speech": "list.tsv", "folder": str(tmp_path)}
+    recogniser = Recipe.model_validate(recipe | {"model": recipe["model"] | {"ctc_weight": 1, "decoder_layers": 0}})
+    origin = train(recogniser, tmp_path / "recogniser", device="cpu", quiet=True)
+    recipe["data"]["columns"] = ["file", "translation"]
+    recipe["training"] |= {"learning_rate": 1e-30}
+    run = train(Recipe.model_validate(recipe), tmp_path / "run", device="cpu", quiet=True, start_from=origin.path)
+    assert run.tokenizers[1].decode(run.tokenizers[1].encode("A")) == "A"  # a vocabulary of its own
+    theirs, own = load_file(origin.best), load_file(run.best)
+    encoder = {name for name in own if name.startswith(("encoder.", "source_embedding."))}
+    assert len(encoder) > 10 and all(torch.equal(own[name], theirs[name]) for name in encoder)
+    assert own.keys() - encoder and any(name.startswith("decoder.") for name in own)
+    recipe["model"]["width"] = 32
+    with pytest.raises(UserError, match=r"do not fit this model: model\.width is 16 there and 32 here"):
+        train(Recipe.model_validate(recipe), tmp_path / "wide", device="cpu", quiet=True, start_from=origin.path)

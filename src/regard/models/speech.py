@@ -6,12 +6,13 @@ vocabulary, N recordings.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from regard import taps
+from regard import taps, tensor_io
 from regard.models.transformer import EncoderDecoder
 from regard.models.transformer_settings import TransformerSettings
 from regard.nn import flops
@@ -110,6 +111,18 @@ class SpeechModel(EncoderDecoder):
     @property
     def has_ctc(self) -> bool:
         return self.settings.ctc_weight > 0
+
+    def init_from(self, tensors: Mapping[str, Tensor], origin: object) -> None:
+        """Load another run's weights; a `body` leaves the decoder and CTC's projection new."""
+        own = tensor_io.model_tensors(self)
+        if len(self.body(tensors)) == len(tensors):
+            tensors = {**tensors, **{name: own[name] for name in own.keys() - self.body(own).keys()}}
+        super().init_from(tensors, origin)
+
+    @staticmethod
+    def body(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights of the encoder, which do not depend on the vocabulary."""
+        return {name: t for name, t in tensors.items() if name.startswith(("source_embedding.", "encoder."))}
 
     def embed_source(self, source: PackedFeatures) -> tuple[Tensor, PackedLayout]:
         values, layout = source.values, source.layout

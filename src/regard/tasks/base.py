@@ -111,6 +111,10 @@ class Task(ABC):
         """The names of the classes, in the order of their ids; none unless `output` is "class"."""
         return []
 
+    def same_outputs(self, other: Recipe) -> bool:
+        """Whether outputs are the same kind of text as those of another recipe, so that its vocabulary suits them."""
+        return True
+
     def feature_names(self) -> list[str]:
         """The names of the features of nodes, in the order of their ids; none unless the data are graphs."""
         return []

@@ -69,6 +69,9 @@ class SpeechTask(FeatureTextTask):
     def members(self) -> str:
         return "recordings"
 
+    def same_outputs(self, other: Recipe) -> bool:
+        return self.recipe.data.columns == other.data.columns
+
     # -- data ---------------------------------------------------------------------------------------------------------
 
     def check_files(self, resumed: bool) -> list[str]:

@@ -38,11 +38,13 @@ NO_EFFECT_ON_RESULTS = NO_EFFECT_ON_WEIGHTS | {"model.size", "model.max_position
 def tokenizers(recipe: Recipe, origin: RunDir | None, reporter: Reporter) -> tuple[Tokenizer, Tokenizer]:
     """The tokenizers of another run, with new tags added; without another run, newly trained ones.
 
-    Where that run had one for both sides and this one has two, the target's is trained.
+    Where that run had one for both sides and this one has two, the target's is trained. Where that run's outputs are
+    another kind of text (a transcript, not a translation), the vocabulary is trained too.
     """
-    if origin is None:
+    task = tasks.of(recipe)
+    if origin is None or not task.same_outputs(origin.recipe):
         reporter.say("learning the vocabulary")
-        return tasks.of(recipe).learn_tokenizers()
+        return task.learn_tokenizers()
     if recipe.text.shared and not origin.recipe.text.shared:
         raise UserError(f"{origin.path} has a vocabulary for each side: set text.shared = false to begin with it")
     _report_vocabulary(recipe, origin, reporter)
@@ -98,6 +100,10 @@ def load_origin(origin: RunDir, run: RunDir, model: SequenceModel, reporter: Rep
         raise UserError(f"the weights of {origin.path} do not fit this model: {family}")
     classes, their_classes = _predicts_classes(ours), _predicts_classes(theirs)
     tensors: Mapping[str, Tensor] = tensor_io.load(origin.best)[0]
+    same_outputs = tasks.of(ours).same_outputs(theirs)
+    if not same_outputs:
+        reporter.say(f"the outputs are not those of {origin.path}: only the encoder is loaded")
+        tensors = model.body(tensors)
     if classes and their_classes and run.classes != origin.classes:
         reporter.say(f"the classes are not those of {origin.path}: the classifier head is initialised anew")
         tensors = model.body(tensors)
@@ -117,7 +123,7 @@ def load_origin(origin: RunDir, run: RunDir, model: SequenceModel, reporter: Rep
     others = {key: pair for key, pair in changed.items() if key not in NO_EFFECT_ON_RESULTS}
     if others:
         reporter.say(f"warning: the weights of {origin.path} were trained with other settings: {_listed(others)}")
-    return not classes or (their_classes and len(model.body(tensors)) < len(tensors))
+    return same_outputs and (not classes or (their_classes and len(model.body(tensors)) < len(tensors)))
 
 
 def _predicts_classes(recipe: Recipe) -> bool:
