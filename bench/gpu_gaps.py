@@ -6,7 +6,8 @@
 Each case is one of the other benchmarks, in a process of its own with a time limit of its own. After each, the file
 gets what it printed, its exit status and what it wrote, so that nothing is lost if the next one hangs or the time is
 up; cases that the file has with status 0 are not measured again, unless --only names them. DATA contains
-europarl-en-fr, europarl-en-de and alignments, for word alignment (`bench.hansards`).
+europarl-en-fr, europarl-en-de and alignments, for word alignment (`bench.hansards`). The others need torchvision and
+what bench/requirements.txt lists.
 """
 
 from __future__ import annotations

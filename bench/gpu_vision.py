@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import count, cycle
 from pathlib import Path
 
@@ -157,12 +158,14 @@ def main() -> None:
     options = parser.parse_args()
     device, sizes = torch.device(options.device), TINY if options.tiny else SIZES
     found: dict[str, list[float]] = {}
+    if find_spec("torchvision") is None:
+        print("torchvision is not installed: nothing to compare with", flush=True)
     for name in options.only:
         if name == "augmented":
             cases = {"recipe cifar10, augmented": augmented(sizes["cifar"], device)}
         else:
             cases = {f"{name}: regard": ours(sizes[name], device)}
-            for mode in options.modes:
+            for mode in options.modes if find_spec("torchvision") else ():
                 cases[f"{name}: torchvision, {mode}"] = torchvision(sizes[name], device, mode)
         for step in cases.values():
             lap(step, device, WARM)
