@@ -189,8 +189,8 @@ class RunDir:
         """Whether the run started from these weights."""
         return self.origin == origin.resolve()
 
-    def change_origin(self, origin: Path) -> None:
-        self.info[ORIGIN] = str(origin.resolve())
+    def change_origin(self, origin: Path | None) -> None:
+        self.info[ORIGIN] = None if origin is None else str(origin.resolve())
         _write_info(self.path, self.info)
 
     # -- text ---------------------------------------------------------------------------------------------------------

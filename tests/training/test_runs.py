@@ -403,6 +403,8 @@ def test_weights_that_do_not_fit_are_refused_with_all_settings_that_differ(
     plain["model"] = model if "family" in model else {**plain["model"], **model}
     with pytest.raises(UserError, match=words):
         train_run(Recipe.model_validate(plain), tmp_path / "run", start_from=origin.path)
+    refused = RunDir(tmp_path / "run")  # the next call, which may not name the other run, begins with fresh weights
+    assert refused.origin is None and not refused.has_tokenizers()
 
 
 def test_weights_that_fit_but_were_trained_with_other_settings_cause_a_warning(

@@ -98,7 +98,12 @@ def _train(
     started = None  # the run whose weights are validated before the first update
     if origin is not None:  # report a misfit before the long work
         origins.warn_of_old_held_out(recipe, origin, reporter)
-        started = origin.path if origins.load_origin(origin, run, model, reporter) else None
+        try:
+            started = origin.path if origins.load_origin(origin, run, model, reporter) else None
+        except UserError:
+            if given is not None and distributed.is_main() and not _has_learnt(run):
+                _forget_origin(run)
+            raise
     with distributed.main_first():
         write_attention_links(run, origin, device, reporter)
         dataset = task.dataset(run, progress=reporter.counted, say=reporter.say)
@@ -212,6 +217,13 @@ def _origin(run: RunDir, given: RunDir | None, reporter: Reporter) -> RunDir | N
         reporter.say(f"beginning with {run.origin}, as the first time")
         return RunDir(run.origin)
     return given
+
+
+def _forget_origin(run: RunDir) -> None:
+    """Remove what a run took from another one that it cannot begin with: the next call may not name it."""
+    run.remove_tokenizers()
+    (run.path / chat.FILE).unlink(missing_ok=True)
+    run.change_origin(None)
 
 
 def _refuse_another(changed: dict[str, tuple[Any, Any]], out: Path) -> None:
