@@ -21,8 +21,10 @@ import pytest
 
 from regard.data import download
 from regard.data import fetch as module
-from regard.data.fetch import Archive, PublicFile, PublicSet, fetch, sets
+from regard.data.corpora import names_of
+from regard.data.fetch import Archive, PublicFile, PublicSet, fetch, set_of, sets
 from regard.errors import UserError
+from regard.recipes import load
 
 TEXT = "".join(f"sentence number {i} of the text\n" for i in range(20_000)).encode()
 GZIPPED = gzip.compress(TEXT, mtime=0)
@@ -396,6 +398,16 @@ def test_the_table_is_consistent() -> None:
             assert file.url is None or (file.url.startswith("https://") and len(file.text_sha256 or "") == 64)
         for archive in entry.archives.values():
             assert archive.url.startswith("https://") and archive.verified == (archive.sha256 is not None)
+
+
+@pytest.mark.parametrize("recipe", [recipe for entry in sets().values() for recipe in entry.recipes])
+def test_a_set_has_the_files_of_the_recipes_that_it_names(recipe: str) -> None:
+    known = set_of(recipe)
+    assert known is not None
+    present = {file.name for file in known.files}
+    data = load(recipe).data
+    for name in [*names_of(data), *(data.valid or []), *(data.test or [])]:
+        assert {name, f"{name}.gz"} & present, (name, present)
 
 
 def test_multi30k_has_the_published_names() -> None:

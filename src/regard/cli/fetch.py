@@ -48,6 +48,8 @@ def fetch(
     with _progress_bars(quiet) as progress:
         folder = download(name, to, base=os.environ.get("REGARD_MIRROR"), progress=progress)
     typer.echo(str(folder))
+    if (recipes := sets()[name].recipes) and not quiet:
+        typer.echo(f"it is ready: regard train {recipes[0]} --data {folder}", err=True)
 
 
 @contextmanager

@@ -12,7 +12,11 @@ from regard import planning
 from regard.cli import options
 from regard.cli.output import next_step, note
 from regard.cli.processes import run_on_devices
-from regard.recipes import load
+from regard.data.corpora import MissingData
+from regard.data.fetch import set_of
+from regard.errors import UserError
+from regard.recipes import load, names
+from regard.recipes.schema import Recipe
 from regard.resuming import MAY_CHANGE
 from regard.training.setup import train as run_training
 
@@ -90,11 +94,22 @@ def train(
         words += [] if start_from is None else ["--from", str(start_from)]
         words += [] if threads is None else ["--threads", str(threads)]
         return run_on_devices([*words, *["--quiet"] * quiet], devices, device)
-    run = run_training(
-        load(recipe, changes), target, device=device, start_from=start_from, quiet=quiet, fits=planning.fits
-    )
+    settings = load(recipe, changes)
+    try:
+        run = run_training(settings, target, device=device, start_from=start_from, quiet=quiet, fits=planning.fits)
+    except MissingData as error:
+        raise UserError(f"{error}{_where_data_are(recipe, settings)}") from None
     if not quiet and int(os.environ.get("RANK", 0)) == 0:
         note(next_step(run))
+
+
+def _where_data_are(recipe: str, settings: Recipe) -> str:
+    """How to get the data of a built-in recipe; nothing for the user's own."""
+    if recipe not in dict(names()):
+        return ""
+    if (known := set_of(recipe)) is not None:
+        return f"; `regard fetch {known.name}` downloads these data, for --data data/{known.name}"
+    return f" ({recipe}: {settings.about})"
 
 
 train.__doc__ = (train.__doc__ or "").replace("MAY_CHANGE", ", ".join(MAY_CHANGE))

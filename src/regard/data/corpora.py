@@ -55,6 +55,10 @@ def _listed(names: Names) -> list[str]:
     return [names] if isinstance(names, str) else names
 
 
+class MissingData(UserError):
+    """A file that a recipe names does not exist."""
+
+
 def locate(name: str, folder: str | None = None) -> Path:
     """Find the file `name`, relative to `folder`; the suffixes `.gz`, `.xz` and `.zst` may be omitted."""
     path = Path(folder or ".") / Path(name).expanduser()
@@ -63,7 +67,7 @@ def locate(name: str, folder: str | None = None) -> Path:
             if not os.path.isfile(candidate) and not os.path.isdir(candidate):
                 raise UserError(f"{candidate} is a pipe or a device, and data are read more than once: name a file")
             return candidate
-    raise UserError(f"no such file: {path} (nor with .gz, .xz or .zst); set the folder with --data FOLDER")
+    raise MissingData(f"no such file: {path} (nor with .gz, .xz or .zst); set the folder with --data FOLDER")
 
 
 def expand(names: Names, folder: str | None = None) -> list[Path]:

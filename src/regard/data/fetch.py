@@ -19,7 +19,7 @@ import tarfile
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -80,7 +80,10 @@ class PublicFile:
 
 @dataclass(frozen=True)
 class PublicSet:
-    """A data set that can be downloaded: description, terms of use, size of the download in bytes, and files."""
+    """A data set that can be downloaded: description, terms of use, size of the download in bytes, and files.
+
+    `recipes` are the built-in ones that train on it.
+    """
 
     name: str
     description: str
@@ -88,6 +91,7 @@ class PublicSet:
     size: int
     files: tuple[PublicFile, ...]
     archives: Mapping[str, Archive]
+    recipes: Sequence[str] = ()
 
     @property
     def max_bytes(self) -> int:
@@ -100,6 +104,11 @@ def sets() -> dict[str, PublicSet]:
     """All sets, by name: `sets()["multi30k"].description`."""
     table = tomllib.loads((resources("regard.data") / "public_sets.toml").read_text(encoding="utf-8"))
     return {name: _public_set(name, entry) for name, entry in table.items()}
+
+
+def set_of(recipe: str) -> PublicSet | None:
+    """The set that a built-in recipe trains on, if it can be downloaded."""
+    return next((known for known in sets().values() if recipe in known.recipes), None)
 
 
 def _public_set(name: str, entry: dict[str, Any]) -> PublicSet:
