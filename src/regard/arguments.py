@@ -8,6 +8,8 @@ from typing import Any
 
 from regard.errors import UserError
 
+MAX_BEAM = 1000  # wider beams take all memory before they can be useful
+
 
 def whole_number(name: str, value: Any, minimum: int = 1) -> int:
     """Check that an argument is an integer of at least `minimum`."""

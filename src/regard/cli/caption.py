@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from regard.api import load
+from regard.arguments import MAX_BEAM
 from regard.cli import options
 from regard.cli.write_texts import write_texts
 from regard.errors import UserError
@@ -34,6 +35,7 @@ def caption(
         typer.Option(
             metavar="N",
             min=1,
+            max=MAX_BEAM,
             help="Write this many captions of each image, each after its score and a tab, best first.",
         ),
     ] = 1,

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from regard.arguments import MAX_BEAM
 from regard.errors import RegardWarning, UserError
 
 MAX_THREADS = 1024  # each takes memory, and PyTorch fails on numbers that exceed a C integer
@@ -122,7 +123,13 @@ Format = Annotated[
 ]
 Beam = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help="Beam size; 1 is greedy search. [default: the recipe's]", show_default=False),
+    typer.Option(
+        metavar="N",
+        min=1,
+        max=MAX_BEAM,
+        help="Beam size; 1 is greedy search. [default: the recipe's]",
+        show_default=False,
+    ),
 ]
 LengthPenalty = Annotated[
     float | None,

@@ -16,7 +16,8 @@ from types import ModuleType
 from typing import Any
 
 HEAVY = ("torch", "numpy", "pydantic", "sacrebleu", "tokenizers", "safetensors")
-REAL = ("cli", "errors", "registry", "resuming", "metrics.alignment", "metrics.symmetrise")  # that help is made from
+# The modules that help is made from.
+REAL = ("arguments", "cli", "errors", "registry", "resuming", "metrics.alignment", "metrics.symmetrise")
 
 
 class PlaceholderModule(ModuleType):

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from regard.arguments import MAX_BEAM
 from regard.cli import options
 from regard.errors import UserError
 
@@ -67,6 +68,7 @@ class FormOptions:
         typer.Option(
             metavar="N",
             min=1,
+            max=MAX_BEAM,
             help="Write this many translations of each line, each after its score and a tab, best first. The beam is "
             "at least this wide.",
         ),

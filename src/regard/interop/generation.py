@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from regard.arguments import MAX_BEAM
 from regard.interop.hf_folder import Fields, HFFolder, short_repr
 
-MAX_BEAMS = 1000
 # transformers divides the log-probability of n tokens by n^p, we by ((5 + n) / 6)^a. Both grow equally fast where
 # p = a n / (n + 5), which is this share of a for sentences of 15 tokens.
 POWER = 0.75
@@ -50,6 +50,6 @@ def length_penalty(folder: HFFolder) -> float:
 
 def _beam(fields: Fields) -> int | None:
     beam = fields.integer("num_beams")
-    if beam is not None and not 0 <= beam <= MAX_BEAMS:
-        raise fields.error("num_beams", f"= {short_repr(beam)} is not from 1 to {MAX_BEAMS}")
+    if beam is not None and not 0 <= beam <= MAX_BEAM:
+        raise fields.error("num_beams", f"= {short_repr(beam)} is not from 1 to {MAX_BEAM}")
     return beam

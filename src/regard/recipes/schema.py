@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
+from regard.arguments import MAX_BEAM
 from regard.registry import (
     ACTIVATIONS,
     CORPORA,
@@ -489,7 +490,7 @@ class DecodingSettings(SettingsModel):
     """Defaults of search and sampling; options of the command line override them."""
 
     method: Literal["beam", "sample"] = Field("beam", description="beam search or sampling")
-    beam: int = Field(4, ge=1, description="beam size; 1: greedy search")
+    beam: int = Field(4, ge=1, le=MAX_BEAM, description="beam size; 1: greedy search")
     length_penalty: float = Field(
         0.6, ge=0, description="exponent of the length penalty (alpha of GNMT); larger favours longer output"
     )
