@@ -14,6 +14,7 @@ calibration.json       how often words of a given probability are right (`regard
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import warnings
@@ -389,10 +390,19 @@ def _no_run(path: Path) -> str:
         return f"{other}; `regard import {path} --out RUN` reads it"
     near = [Path("runs") / path] if RunDir.exists(Path("runs") / path) else []
     near += sorted(file.parent for file in path.glob("*/run.json"))
+    near += [] if path.exists() or near else _similar_runs(path)
     what = "is not a run directory (it has no run.json)" if path.exists() else "does not exist"
     if near:
         return f"{path} {what}; did you mean {' or '.join(map(str, near[:3]))}?"
     return f"{path} {what}; `regard train RECIPE --out RUN` makes a run directory"
+
+
+def _similar_runs(path: Path) -> list[Path]:
+    """The run directories beside a path that does not exist, or in runs/, whose names are like its own."""
+    runs = {
+        file.parent.name: file.parent for folder in ("runs", path.parent) for file in Path(folder).glob("*/run.json")
+    }
+    return [runs[name] for name in difflib.get_close_matches(path.name, runs, 3)]
 
 
 def _write_info(path: Path, info: dict[str, Any]) -> None:

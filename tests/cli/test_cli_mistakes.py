@@ -87,6 +87,8 @@ USAGE = [
     (["evaluate"], ["RUN", "--outputs", "--reference"]),
     (["translate", "nowhere", "a"], ["nowhere", "does not exist", "regard train"]),
     (["translate", "", "a"], ["run directory"]),
+    (["train", "multi30k-en-de"], ["train.en", "--data FOLDER", "`regard fetch multi30k`", "--data data/multi30k"]),
+    (["train", "images"], ["no such file: images", "--set data.images=FOLDER"]),
     (["train", "copyy"], ["'copyy'", "did you mean copy?"]),
     (["train", "nofile.toml"], ["nofile.toml", "no such file"]),
     (["train", "copy", "--set", "training.step=4"], ["--set training.step=4", "did you mean training.steps?"]),
@@ -111,7 +113,10 @@ def test_misuse(regard, tmp_path, monkeypatch, words, said):
 
 OPTIONS = [
     (["--beam", "0"], ["--beam", "1"]),
-    (["--beam", "x"], ["--beam", "integer"]),
+    (["--beam", "x"], ["--beam", "must be a whole number (see"]),
+    (["--top-p", "x"], ["--top-p", "must be a number (see"]),
+    (["--beam", "100000"], ["--beam", "1000"]),
+    (["--nbest", "100000"], ["--nbest", "1000"]),
     (["--format", "xml"], ["--format", "jsonl"]),
     (["--top-p", "0", "--sample"], ["--top-p", "greater than 0"]),
     (["--temperature", "inf", "--sample"], ["--temperature", "finite"]),
@@ -163,6 +168,48 @@ def test_files_that_cannot_be_read(regard, trained, tmp_path, monkeypatch):
             assert str(file) in error
             assert why in error.lower() or file == folder
     assert str(trained.parent) in regard("translate", trained.parent, "a").error  # a folder, but no run
+
+
+def test_a_misspelt_run_is_told_the_names_like_it(regard, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/en-es", "runs/stories", "other/en-es-2"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "run.json").touch()
+    assert regard("translate", "runs/enes", "a").error == "runs/enes does not exist; did you mean runs/en-es?"
+    assert regard("translate", "storys", "a").error == "storys does not exist; did you mean runs/stories?"
+    assert regard("translate", "other/en-es-1", "a").error.endswith("did you mean other/en-es-2 or runs/en-es?")
+    assert "did you mean" not in regard("translate", "runs/xyz", "a").error
+
+
+def test_a_text_that_is_the_name_of_a_file_gets_a_warning(regard, trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.txt").write_text("a b\n")
+    result = regard("translate", trained, "in.txt")
+    assert result.status == 0 and len(result.out.splitlines()) == 1
+    expected = "'in.txt' is read as a text, although it is the name of a file: for its lines, give < in.txt"
+    assert result.err == f"regard: warning: {expected}\n"
+    assert regard("translate", trained, "in.txt", "--quiet").err == regard("translate", trained, "a b").err == ""
+
+
+def test_utf_16_is_named(regard, typed, trained, tmp_path):
+    """PowerShell's `>` writes UTF-16."""
+    content = "a b\nc d\n".encode("utf-16")
+    (tmp_path / "in.txt").write_bytes(content)
+    said = "line 1: this is UTF-16, not UTF-8; iconv -f UTF-16 -t UTF-8 converts it"
+    assert said in regard("translate", trained, "--input", tmp_path / "in.txt").error
+    assert said in typed(content, "translate", trained).err
+    (tmp_path / "recipe.toml").write_text(
+        '[data]\nsource = "in.txt"\ntarget = "in.txt"\nvalid = ["in.txt", "in.txt"]\n'
+    )
+    assert said in regard("train", tmp_path / "recipe.toml", "--out", tmp_path / "run").error
+
+
+def test_calibrating_another_run_names_the_verb_that_was_typed(regard, tmp_path):
+    from tests.tiny_runs import make_run
+
+    run = make_run(tmp_path / "gpt", "gpt").path
+    expected = f"`regard calibrate` is not for language-modelling ({run}): use `regard generate`"
+    assert regard("calibrate", run).error == expected
 
 
 @pytest.mark.parametrize("name", ["bad.gz", "bad.xz"])

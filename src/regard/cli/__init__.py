@@ -19,6 +19,12 @@ from regard.errors import Interrupted, RegardWarning, ReportedElsewhere, UserErr
 from regard.files import errno_text
 
 MAX_MESSAGE_CHARS = 2000  # a message may quote the content of a file
+PLAIN_WORDS = {  # of messages of the argument parser
+    "Input should be": "must be",
+    "Value error, ": "",
+    "a valid integer, unable to parse string as an integer": "a whole number",
+    "a valid number, unable to parse string as a number": "a number",
+}
 COMPLETION = "_REGARD_COMPLETE"  # set by the script that `regard --install-completion` installs
 
 # oneDNN, and PyTorch's layer over it, cache the code generated for each matrix shape. Their defaults, 1024 shapes each,
@@ -113,7 +119,9 @@ def _memory_advice(verb: str) -> str:
 
 def _misuse(error: Any) -> int:
     """Report a wrong or missing argument in one line; nothing after the help that `regard` alone shows."""
-    message = error.format_message().replace("Input should be", "must be").replace("Value error, ", "").rstrip(".")
+    message = error.format_message().rstrip(".")
+    for words, plain in PLAIN_WORDS.items():
+        message = message.replace(words, plain)
     context = getattr(error, "ctx", None)
     if hasattr(error, "option_name") and context is not None and context.command.name == "train":
         from regard.recipes.errors import settings_called  # pydantic would slow `regard --help` down

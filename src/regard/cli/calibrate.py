@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from regard import tasks
 from regard.api import load
 from regard.cli import decoders, options
 from regard.cli.groups import PairFileOptions, grouped
@@ -18,6 +19,7 @@ from regard.cli.progress import progress_bar
 from regard.errors import UserError
 from regard.files import write_text
 from regard.metrics.calibration import reliability
+from regard.run_dir import RunDir
 from regard.tasks.aligner import Aligner, NoAttention, TwoWayAligner
 from regard.tasks.confidence import FILE, Calibration, calibration_errors, observations
 from regard.viz.charts import Chart, Series
@@ -61,11 +63,11 @@ def calibrate(
     """
     if picture is not None:
         files.checked(picture, traced=False)
+    tasks.of(RunDir(run).recipe).require_verb("calibrate", run)
     pairs = held_out_pairs(run, split, pair_files)
     if len(pairs) < MIN_PAIRS:
         raise UserError(f"{len(pairs)} pairs are too few to calibrate on: at least {MIN_PAIRS}")
     model = load(run, device=device)
-    model.require_verb("translate")
     with progress_bar("translating", len(pairs), quiet) as progress:
         answers = decoders.translator(model, {})([text for text, _ in pairs], progress=progress)
     references, tokenizer = [target for _, target in pairs], model.tokenizers[1]

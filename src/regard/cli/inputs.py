@@ -7,17 +7,19 @@ import queue
 import stat
 import sys
 import threading
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import IO
 
 import typer
 
 from regard.cli.options import OnError
-from regard.data.lines import decode_lines, read_bytes, split_lines
-from regard.errors import UserError
+from regard.data.lines import decode_lines, describe_invalid, read_bytes, split_lines
+from regard.errors import RegardWarning, UserError
 
 CHUNK_LINES = 2048  # maximum number of lines that are processed together
 
@@ -64,13 +66,23 @@ class Input:
     """
 
     def __init__(
-        self, texts: Sequence[str] | None = None, file: Path | None = None, on_error: OnError | None = None
+        self,
+        texts: Sequence[str] | None = None,
+        file: Path | None = None,
+        on_error: OnError | None = None,
+        *,
+        names: bool = False,
     ) -> None:
-        """Invalid bytes are an error in a file, and replaced in standard input, unless `on_error` says otherwise."""
+        """Invalid bytes are an error in a file, and replaced in standard input, unless `on_error` says otherwise.
+
+        `names`: the lines are names, such as those of images; if not, a text that is the name of a file gets a warning.
+        """
         self.done = 0  # lines read so far
         self._file = file
         self._arriving = False
         if texts:
+            if not names:
+                warn_of_file_names(texts)
             self._lines = iter([InputLine(text) for text in texts])
         elif file is not None:
             self._lines = _decoded(read_bytes(file), str(file), on_error or OnError.STOP)
@@ -103,6 +115,17 @@ class Input:
         return sum(1 for _ in read_bytes(self._file))
 
 
+def warn_of_file_names(texts: Sequence[str]) -> None:
+    """Warn of a text that is the name of a file: most likely the lines of the file were meant."""
+    for text in texts:
+        if os.path.isfile(text):
+            warnings.warn(
+                f"{text!r} is read as a text, although it is the name of a file: for its lines, give < {quote(text)}",
+                RegardWarning,
+                stacklevel=2,
+            )
+
+
 def _is_file(stream: IO[str] | None) -> bool:
     """Whether standard input is a regular file, as with `< in.txt`."""
     return stream is not None and stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
@@ -124,7 +147,7 @@ def _decoded(stream: Iterable[bytes], name: str, on_error: OnError) -> Iterator[
     errors: list[str] = []
 
     def note(error: UnicodeDecodeError) -> None:
-        message = f"not valid UTF-8 (byte {error.start + 1} of the line)"
+        message = describe_invalid(error)
         if on_error is OnError.STOP:
             raise UserError(f"{name}, line {lines + 1}: {message}; --errors replace or --errors skip continues")
         errors.append(message)

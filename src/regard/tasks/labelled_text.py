@@ -26,6 +26,7 @@ class LabelledTextTask(PredictionTask, TextTask):
     data = "pairs"
     sections = ("text",)
     usage = "'a sentence'"
+    targets = "texts"
     has_source = True
     labelled: ClassVar[type[LabelledTexts]] = LabelledTexts  # the batches
 
@@ -40,6 +41,10 @@ class LabelledTextTask(PredictionTask, TextTask):
     @property
     def members(self) -> str:
         return "texts"
+
+    @property
+    def trained_on(self) -> str:
+        return "texts and their labels"
 
     def packer(self, dataset: Dataset, static: bool) -> LabelledTexts:
         assert isinstance(dataset, TokenDataset)

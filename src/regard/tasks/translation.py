@@ -28,7 +28,9 @@ class TranslationTask(TextTask):
     measures: tuple[str, ...] = ("loss", "bleu", "exact")
     verb = "translate"
     usage = "'a sentence'"
-    verbs = frozenset({"translate", "evaluate", "align", "compare", "look", "draw", "explain", "bench", "export"})
+    verbs = frozenset(
+        {"translate", "evaluate", "align", "calibrate", "compare", "look", "draw", "explain", "bench", "export"}
+    )
     has_source = True
     output: Output = "sequence"
     scores_pairs = True
