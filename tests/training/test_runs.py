@@ -207,6 +207,23 @@ def test_the_reporter_reports_that_patience_ran_out(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == "stopped after step 8: nothing better in 2 validations on the held-out pairs\n"
 
 
+@pytest.mark.parametrize(
+    ("members", "numbers", "words"),
+    [
+        ("pairs", {"bleu": 20.0}, "held-out pairs after step 8: loss 1.000, BLEU 20.00, exact 50.0 %"),
+        ("documents", {}, "held-out text after step 8: loss 1.000, accuracy 50.0 %"),
+        ("nodes", {}, "held-out nodes after step 8: loss 1.000, accuracy 50.0 %"),
+    ],
+)
+def test_the_reporter_names_what_was_measured(
+    members: str, numbers: dict[str, float], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reporter = PlainReporter()
+    reporter.members = members
+    reporter.measured(8, "valid", {"loss": 1.0, "exact": 50.0, **numbers, "weights": "step", "better": False})
+    assert capsys.readouterr().err == words + "\n"
+
+
 def test_no_pace_is_reported_after_the_first_step(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

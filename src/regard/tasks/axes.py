@@ -93,7 +93,7 @@ class InspectableTask(PredictionTask):
     def hide(self, inspection: Inspection, hidden: Hidden) -> Inspection:
         """The same input without some of its elements or edges."""
 
-    def read_example(self, argument: str) -> Any:
+    def read_argument(self, argument: str) -> Any:
         """The input that a text stands for: `test 3` is the third held-out example of that split."""
         named = EXAMPLE.fullmatch(argument.strip())
         if named is None:

@@ -19,7 +19,7 @@ from regard.run_dir import RunDir
 from regard.tasks.validator import Validator
 from regard.text import Tokenizer
 
-_DATA = {"pairs": "pairs", "text": "plain text"}  # kinds of data in messages
+_DATA = {"pairs": "pairs", "text": "plain text", "graph": "a graph"}  # kinds of data in messages
 Output = Literal["sequence", "fills", "class", "numbers"]
 Explained = Literal["translation", "continuation", "class", "masks", "image class"]
 
@@ -63,6 +63,7 @@ class Task(ABC):
     sections: tuple[str, ...] = ("text", "decoding")  # which of these sections of a recipe have an effect
     verb: str  # the command that uses a trained model, which is also the method of `regard.Model`
     usage: str  # an example of the arguments after `regard VERB RUN`
+    builtin_usage: str | None = None  # the same for a run on a built-in corpus, for which the user has no files
     verbs: frozenset[str]  # all commands that apply to a run of this task
     has_source: bool  # whether the input is the first of a pair of texts; if not, the first is empty
     has_labels = False  # whether the second of a pair is a label, such as a class, not a text
@@ -91,6 +92,12 @@ class Task(ABC):
     def trained_on(self) -> str:
         """The kind of the data in messages: "pairs", "plain text"."""
         return _DATA.get(self.data, self.data)
+
+    @property
+    def example_usage(self) -> str:
+        """Arguments after `regard VERB RUN` that work for this run, where that is possible."""
+        builtin = self.builtin_usage if self.recipe.data.corpus is not None else None
+        return builtin or self.usage
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:

@@ -39,6 +39,8 @@ class CaptioningTask(FeatureTextTask):
     data = "captions"
     verb = "caption"
     usage = "image.png"
+    builtin_usage = "'test 1'"
+    rows = "patches"
     verbs = frozenset({"caption", "evaluate", "look", "draw", "bench"})
     trace = TraceSpec("write")
     scale = 1 / 255  # pixels are stored as bytes

@@ -65,6 +65,10 @@ class PredictionTask(Task):
     def read_input(self, argument: str) -> Any:
         """The input that an argument of the command line stands for."""
 
+    def read_argument(self, argument: str) -> Any:
+        """The same, or a held-out example that a text such as "test 3" names, where inputs are not texts."""
+        return self.read_input(argument)
+
     @abstractmethod
     def input_list(self, given: Any) -> tuple[list[Any], bool]:
         """The inputs that an argument of `Model.predict` stands for, and whether it is a single one."""

@@ -57,11 +57,16 @@ class DecisionTask(Task):
     verb = "act"
     sections = ()
     usage = "ENV"
+    targets = "steps"
     verbs = frozenset({"act", "look", "draw", "explain"})
     has_source = False
     output: Output = "class"
     scores_pairs = False
     trace = TraceSpec("decide", input_sides=("inputs",))
+
+    @property
+    def example_usage(self) -> str:
+        return self.recipe.data.corpus or self.usage
 
     @property
     def settings(self) -> DecisionSettings:

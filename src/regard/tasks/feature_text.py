@@ -52,6 +52,7 @@ class FeatureTextTask(Task):
 
     measures: tuple[str, ...] = ("loss", "bleu", "exact")
     has_source = False
+    rows = "rows of features"  # of an input, in messages
     output: Output = "sequence"
     scores_pairs = False
     scale = 1.0  # what stored features are multiplied with
@@ -197,7 +198,7 @@ class FeatureTextTask(Task):
         packer, counts = self.packer(dataset, static), [store.report for store in dataset.stores]
         kept, dropped = sum(c.pairs for c in counts), sum(c.dropped_long for c in counts) + packer.dropped_long
         long = f", {dropped:,} over-long dropped" if dropped else ""
-        budgets = f"{packer.target_budget:,} tokens and {packer.source_budget:,} rows of features"
+        budgets = f"{packer.target_budget:,} tokens and {packer.source_budget:,} {self.rows}"
         return [
             f"data: {kept - packer.dropped_long:,} {self.members}{long}; vocabulary {len(run.tokenizers[1]):,}",
             f"batches: up to {budgets}",

@@ -63,6 +63,7 @@ class ImageClassificationTask(ClassTask, InspectableTask):
     data = "images"
     sections = ("augment",)
     usage = "image.png"
+    builtin_usage = "'test 1'"
     verbs = frozenset({"predict", "evaluate", "look", "draw", "explain", "export"})
     has_source = False
     targets = "images"

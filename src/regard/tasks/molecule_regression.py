@@ -50,6 +50,7 @@ class MoleculeRegressionTask(NumberTask, GraphInspectableTask):
     about = "predict numbers for a molecule, as a graph"
     data = "molecules"
     usage = "'CCO'"
+    targets = "molecules"
     verbs = frozenset({"predict", "evaluate", "look", "draw", "explain"})
     has_source = True
     trace = TraceSpec("predict")

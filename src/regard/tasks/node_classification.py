@@ -47,6 +47,8 @@ class NodeClassificationTask(ClassTask, GraphInspectableTask):
     about = "name the class of a node of a graph"
     data = "graph"
     usage = "NODE"
+    builtin_usage = "'test 1'"
+    targets = "nodes"
     verbs = frozenset({"predict", "evaluate", "look", "draw", "explain"})
     has_source = False
     trace = TraceSpec("predict")

@@ -41,6 +41,8 @@ class SpeechTask(FeatureTextTask):
     data = "speech"
     verb = "transcribe"
     usage = "recording.wav"
+    builtin_usage = "'test 1'"
+    rows = "frames"
     verbs = frozenset({"transcribe", "evaluate", "look", "draw", "bench"})
     writer_class = Transcriber
 

@@ -107,7 +107,8 @@ class BestWeights:
         if not self.outputs.active:
             return
         best = tensor_io.read_metadata(self.run.best)
-        by = {"loss": "the lowest loss", "bleu": "the highest BLEU", "exact": "the most exact"}[self.settings.best]
+        exact = "the most exact outputs" if "bleu" in best else "the highest accuracy"
+        by = {"loss": "the lowest loss", "bleu": "the highest BLEU", "exact": exact}[self.settings.best]
         why = f"by {by} on the held-out data" if progress.best is not None else "as no validation was finite"
         self.outputs.say(f"kept as best: {which_weights(best)} ({figures(best, brief=True)}), {why}")
         if best.get("step") == 0:

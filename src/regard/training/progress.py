@@ -30,7 +30,7 @@ class Reporter:
 
     @property
     def held_out(self) -> str:
-        return self.members if self.members in ("pairs", "images") else "text"
+        return "text" if self.members in ("documents", "lines") else self.members
 
     def say(self, line: str) -> None:
         """Report a line of text."""
@@ -190,15 +190,17 @@ def pick(quiet: bool) -> Reporter:
 def figures(numbers: dict[str, Any], brief: bool = False) -> str:
     """Format measurements: `loss 3.512, perplexity 33.51, BLEU 10.20`; if `brief`, without those implied by others.
 
+    The share of exact outputs is the accuracy where outputs are not texts.
+
     >>> figures({"loss": 1.0, "perplexity": 2.718, "exact": 50.0}, brief=True)
-    'loss 1.000, exact 50.0 %'
+    'loss 1.000, accuracy 50.0 %'
     """
     formats = {
         "loss": "loss {:.3f}",
         "perplexity": "perplexity {:.2f}",
         "wer": "WER {:.2f} %",
         "bleu": "BLEU {:.2f}",
-        "exact": "exact {:.1f} %",
+        "exact": "exact {:.1f} %" if "bleu" in numbers else "accuracy {:.1f} %",
         "bits_per_byte": "{:.3f} bits a byte",
         "rmse": "RMSE {:.4g}",
         "mae": "MAE {:.4g}",
