@@ -129,7 +129,7 @@ def test_rollout_is_the_product_of_layers_with_residual_connections(model: Get, 
         layers = [trace.array(entry["array"]).mean(0) for entry in trace.header["attention"]]
         rows = range(len(layers[0]))
     else:
-        given = one.task.read_example(INPUTS[recipe])  # type: ignore[attr-defined]
+        given = one.task.read_argument(INPUTS[recipe])  # type: ignore[attr-defined]
         inspection = one.task.inspect(one.run, given)  # type: ignore[attr-defined]
         layers = [layer.mean(0).numpy() for layer in dense_layers(one, inspection.content)]
         rows = inspection.axis.rows or range(len(layers[0]))

@@ -163,6 +163,8 @@ def test_files_of_images_are_classified_line_by_line(
     assert out.splitlines() == [prediction.label for prediction in found]
     out = call(capsys, "predict", run.path, files[0], "--top", 2, "--format", "jsonl", "--device", "cpu")
     entry = json.loads(out)
+    out = call(capsys, "predict", run.path, "test 3", "test 1", "--device", "cpu")
+    assert out.splitlines() == [found[2].label, found[0].label]
     assert entry["class"] == found[0].label and list(entry["probabilities"]) == list(found[0].probabilities)[:2]
 
 

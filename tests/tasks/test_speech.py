@@ -148,6 +148,9 @@ def test_transcribing_prints_a_line_for_each_file(
     run = loaded.run.path
     expected = [a.texts[0] for a in loaded.writer()(features(loaded, 3))]
     assert call(capsys, "transcribe", run, folder / "0.wav")[0] == f"{expected[0]}\n"
+    assert call(capsys, "transcribe", run, "test 2")[0] == f"{expected[1]}\n"
+    named = json.loads(call(capsys, "transcribe", run, "test 3", "--format", "jsonl")[0])
+    assert named["text"] == expected[2] and named["seconds"] > 0
     several, _ = call(capsys, "transcribe", run, folder, folder / "1.wav")
     files = [folder / "0.wav", folder / "1.wav", folder / "2.wav", folder / "1.wav"]
     texts = [*expected, expected[1]]

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from regard import tasks
 from regard.api import Model, load
 from regard.cli import options
 from regard.cli.output import note
@@ -205,7 +206,10 @@ def draw(
         )
         return _show(picture, path, theme)
     if text is None:
-        raise UserError("TEXT is missing: give the text that the model reads (--view curves and positions need none)")
+        reads = tasks.of(RunDir(run).recipe).example_usage
+        raise UserError(
+            f"TEXT is missing: give what the model reads, such as {reads} (not with --view curves, positions)"
+        )
     if not text.strip():
         raise UserError("TEXT is blank: there is nothing to draw")
     choice = _choice(part, layer, head, tokens)

@@ -48,7 +48,7 @@ def note(text: str) -> None:
 def next_step(run: RunDir) -> str:
     """A line that says how to use a run."""
     task = tasks.of(run.recipe)
-    return f"{run.path} is ready: regard {task.verb} {run.path} {task.usage}"
+    return f"{run.path} is ready: regard {task.verb} {run.path} {task.example_usage}"
 
 
 @contextmanager

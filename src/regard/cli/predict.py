@@ -21,7 +21,11 @@ def predict(
     run: options.RunPath,
     inputs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="INPUT", help="Texts, or image files. [default: the lines of standard input]"),
+        typer.Argument(
+            metavar="INPUT",
+            help="Texts, image files, nodes or molecules, as the run was trained on; or held-out examples such as "
+            "'test 3', except of texts. [default: the lines of standard input]",
+        ),
     ] = None,
     others: options.With = None,
     input: Annotated[
@@ -63,15 +67,16 @@ def predict(
 
         regard predict runs/moods -i texts.txt -o classes.jsonl --format jsonl
 
-        regard predict runs/shapes image.npy --top 3
+        regard predict runs/shapes image.png 'test 3' --top 3
     """
     for given in inputs or []:
         options.check_utf8(INPUT=given)
     if inputs and input is not None:
         raise UserError("give either inputs or --input, not both")
     model = load(run, *(others or []), weights=weights, device=device, precision=precision)
-    model.prediction_task()
-    source = Input([line for given in inputs or [] for line in given.split("\n")], input, errors)
+    task = model.prediction_task()
+    lines = [line for given in inputs or [] for line in given.split("\n")]
+    source = Input(lines, input, errors, names=not task.has_source)
     if source.interactive and not quiet:
         note("Type a line and press Enter; Ctrl-D ends.")
     if output is not None:
@@ -91,7 +96,7 @@ def _lines(model: Model, chunk: Chunk, top: int | None, form: options.OutputForm
     if not quiet:
         chunk.warn()
     task = model.prediction_task()
-    predictions = iter(model.predictions([task.read_input(text) for text in chunk.texts if text.strip()]))
+    predictions = iter(model.predictions([task.read_argument(text) for text in chunk.texts if text.strip()]))
     for number, line in enumerate(chunk.lines, chunk.first + 1):
         prediction = next(predictions) if line.to_process.strip() else None
         if prediction is not None and prediction.truncated and not quiet:

@@ -11,6 +11,7 @@ import typer
 from regard.cli import options
 from regard.cli.write_texts import write_texts
 from regard.data.audio import SUFFIXES, Samples
+from regard.data.speech import Recording
 from regard.errors import UserError
 from regard.runs import LoadedRun
 from regard.tasks.speech import SpeechTask
@@ -22,7 +23,9 @@ def transcribe(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE", help="Sound files (WAV, FLAC, OGG, MP3), or folders of them.", show_default=False
+            metavar="FILE",
+            help="Sound files (WAV, FLAC, OGG, MP3), folders of them, or held-out examples such as 'test 3'.",
+            show_default=False,
         ),
     ],
     output: Annotated[
@@ -68,7 +71,11 @@ def transcribe(
         return answer.texts[0] if len(names) == 1 else f"{name}\t{answer.texts[0]}"
 
     settings = options.changed(beam=beam)
-    read = task.read_input
+
+    def read(name: str) -> Samples:
+        given = task.read_argument(name)
+        return given.samples(task.settings.sample_rate) if isinstance(given, Recording) else given
+
     write_texts(loaded, names, settings, read=read, line_of=line_of, nbest=nbest, output=output, quiet=quiet)
 
 

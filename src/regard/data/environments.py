@@ -117,7 +117,9 @@ class GymEnvironment:
             with warnings.catch_warnings(action="ignore"):  # of gymnasium about itself
                 self.env = gymnasium.make(name, render_mode="rgb_array")
         except Exception as error:  # gymnasium raises many kinds: unknown names, missing packages
-            raise UserError(f"cannot make the environment {name[:60]!r}: {first_line(error)}") from error
+            raise UserError(
+                f"cannot make the environment {name[:60]!r} (key-door is built in): {first_line(error)}"
+            ) from error
         observed: Any = self.env.observation_space
         acted: Any = self.env.action_space
         spaces = gymnasium.spaces

@@ -28,7 +28,7 @@ def image_request(loaded: LoadedRun, given: Any, target: str | None, masking: Ma
     """The black box of an image classifier for one image: a file, or an array; `target` names the class to explain."""
     task = loaded.prediction_task()
     assert isinstance(task, ImageClassificationTask)
-    image = (task.read_example(given) if isinstance(given, str) else task.input_list(given)[0][0]) / np.float32(255)
+    image = (task.read_argument(given) if isinstance(given, str) else task.input_list(given)[0][0]) / np.float32(255)
 
     def all_scores(images: list[Any]) -> Numbers:
         """Probabilities [B, classes]."""

@@ -69,7 +69,7 @@ class PredictionAdapter(InspectionAdapter):
     task: InspectableTask
 
     def encode(self, text: str) -> tuple[Inspection, bool]:
-        return self.task.inspect(self.run, self.task.read_example(text)), False
+        return self.task.inspect(self.run, self.task.read_argument(text)), False
 
     def decode(self, given: Inspection, forward: Forward) -> Output:
         row = forward(given.content)[0].cpu()
