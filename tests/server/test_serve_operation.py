@@ -100,6 +100,13 @@ def test_other_addresses_need_a_key_or_no_auth(runs: dict[str, Path]) -> None:
         open_service([str(runs["en-es"])], Options(certificate=Path("x")))
 
 
+def test_files_that_are_no_certificate_are_named(runs: dict[str, Path], tmp_path: Path) -> None:
+    wrong = tmp_path / "cert.pem"
+    wrong.write_text("not a certificate")
+    with pytest.raises(UserError, match=r"--tls-cert .*cert\.pem, --tls-key .*: not a PEM certificate"):
+        open_service([str(runs["en-es"])], Options(certificate=wrong, private_key=wrong, logs=False))
+
+
 def test_limits_are_answered_with_a_status(runs: dict[str, Path]) -> None:
     with serving(runs, characters=100, rate=6.0) as server:
         assert send(server, "/v1/translate", {"q": "x" * 101})[0] == 413

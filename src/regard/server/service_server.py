@@ -107,7 +107,10 @@ def open_service(runs: Sequence[str], options: Options) -> Server:
         config.load()
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         listener.close()
-        raise UserError(f"the TLS certificate or key cannot be used: {error}") from error
+        mismatch = getattr(error, "reason", None) == "KEY_VALUES_MISMATCH"
+        why = "the key belongs to another certificate" if mismatch else f"not a PEM certificate and its key ({error})"
+        files = f"--tls-cert {options.certificate}, --tls-key {options.private_key}"
+        raise UserError(f"{files}: {why}") from error
 
     shown = f"[{options.host}]" if ":" in options.host else options.host
     scheme = "https" if tls else "http"
