@@ -37,10 +37,10 @@ ladder: $(READY) ## train five models from the LSTM to the Transformer on en-es 
 	@echo; $(BIN)/regard compare $(RUNGS:%=runs/ladder-%) --buckets 4,6,8,10,12,14 --out runs/ladder.svg
 
 test: $(READY) lint ## the everyday tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist load -m 'not slow'
 
 test-core: $(READY) ## the main path through the package, in under a minute
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m core
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist load -m core
 
 test-slow: $(READY) ## the long ones: kills at 20 random moments, a corpus of 5 million pairs, more toys
 	$(BIN)/python -m pytest -m slow

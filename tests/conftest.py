@@ -1,4 +1,4 @@
-"""Shared by all tests: a temporary cache, and the table of invariants printed at the end of a run.
+"""Shared by all tests: a temporary cache, the order of files in parallel runs, and the table of invariants.
 
 Every test marked `invariant` fills a cell of the table of invariants by model family. Workers of pytest-xdist send
 their cells with their reports, and the table is assembled in the main process. A run that selects the whole table fails
@@ -12,6 +12,7 @@ import signal
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,8 +47,54 @@ CORE = (
     "training/test_updates.py",
 )
 
+# The files that take longest, or folders whose files a worker gets as a whole: parallel runs start with them.
+LONGEST = (
+    "browser/",
+    "invariants/test_kills.py",
+    "kernels/test_kernels.py",
+    "invariants/test_training.py",
+    "invariants/test_decoding.py",
+    "cli/test_cli_translate.py",
+    "decoding/test_static_search.py",
+    "invariants/test_forward.py",
+    "planning/test_plan_trace.py",
+    "training/test_runs.py",
+    "training/test_resharding.py",
+    "training/test_processes.py",
+    "tasks/test_generator.py",
+    "test_api.py",
+)
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+
+def unit_of(nodeid: str) -> str:
+    """Return what a worker of pytest-xdist gets as a whole: the file of a test, or its folder if LONGEST has it."""
+    file = nodeid.split("::")[0].removeprefix("tests/")
+    return next((unit for unit in LONGEST if file.startswith(unit)), file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For `--dist load`, distribute whole files, so that what their tests share is made once.
+
+    `--dist loadgroup` would do that by marks, but pytest-xdist 3.8 ignores these with pytest 9.2, which does not let it
+    add the name of a group to the id of a test.
+    """
+    if config.getvalue("dist") != "load":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByUnit(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of(nodeid)
+
+    config.option.loadscopereorder = False  # the order is that of pytest_collection_modifyitems
+    return ByUnit(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        order = {unit: place for place, unit in enumerate(LONGEST)}
+        items.sort(key=lambda item: order.get(unit_of(item.nodeid), len(order)))
     for item in items:
         node = f"{item.path.relative_to(TESTS)}::{getattr(item, 'originalname', item.name)}"
         if (node in CORE or node.split("::")[0] in CORE) and item.get_closest_marker("slow") is None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
@@ -38,13 +37,6 @@ NAVIGATE = """address => {
     document.querySelector("#live").textContent = "";
     location.hash = address;
 }"""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run all browser tests in one worker, so that models are trained and the browser is started once."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("browser"))
 
 
 def missing(why: str) -> None:

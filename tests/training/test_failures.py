@@ -17,7 +17,7 @@ from small_runs import equal, metrics, small, tensors, train_run
 
 from regard.recipes import to_toml
 
-pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 TIMEOUT = round(5 * BUSY)
 TRAINING: dict[str, Any] = {"accumulate": 2, "ema": 0.9, "save_every": 5, "validate_every": 50, "timeout": TIMEOUT}
 

@@ -14,7 +14,6 @@ import small_jobs
 import torch
 from parallel_job import KINDS, cases, updates
 
-pytestmark = pytest.mark.xdist_group("processes")
 JOB = small_jobs.here(str(Path(__file__).with_name("parallel_job.py")))
 
 

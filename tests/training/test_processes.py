@@ -30,7 +30,6 @@ from regard.training.loop import Trainer
 from regard.training.parallel_step import clip_parts
 
 STOPPED_AT = 6
-pytestmark = pytest.mark.xdist_group("processes")  # one worker makes the job that the tests share
 
 
 def updates(accumulate: int, folder: Path) -> dict[str, Tensor]:

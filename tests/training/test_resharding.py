@@ -19,7 +19,6 @@ from regard.run_dir import RunDir
 from regard.tensor_io import remove_shards
 from regard.verify import verify
 
-pytestmark = pytest.mark.xdist_group("processes")
 JOB = small_jobs.here(str(Path(__file__).with_name("resume_job.py")))
 # The default learning rate of so small a model (a peak of 0.18) makes training unstable: after step 16 a deviation of
 # 2e-9 grows by a factor of about 30 every two steps, also in one process alone. At 0.01 it stays below 1e-9.
