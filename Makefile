@@ -10,7 +10,10 @@ PEERS  := .venv-bench
 AUDIT  := .venv-audit
 COMPAT := .venv-compat-oldest .venv-compat-newest
 
-.PHONY: help demo ladder test test-core test-slow test-compat fuzz campaign audit bench lint wheel clean
+# Tests start Python often: it shall keep what it has compiled.
+export PYTHONDONTWRITEBYTECODE =
+
+.PHONY: help demo ladder test everyday test-core test-slow test-compat fuzz campaign audit bench lint wheel clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,7 +23,8 @@ help: ## what can be made
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("regard needs Python 3.11 or newer, not %d.%d" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -W ignore -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true  # on all cores; some files are templates
 	@touch $@
 
 demo: $(READY) ## train English to Spanish, score it, translate a sentence, draw its attention
@@ -36,7 +40,11 @@ ladder: $(READY) ## train five models from the LSTM to the Transformer on en-es 
 	@for rung in $(RUNGS); do $(BIN)/regard train ladder-$$rung --out runs/ladder-$$rung || exit; done
 	@echo; $(BIN)/regard compare $(RUNGS:%=runs/ladder-%) --buckets 4,6,8,10,12,14 --out runs/ladder.svg
 
-test: $(READY) lint ## the everyday tests
+# mypy works while tests wait for other processes.
+test: $(READY) ## the everyday tests, and lint at the same time
+	@$(MAKE) --no-print-directory -j 2 everyday lint
+
+everyday: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist load -m 'not slow'
 
 test-core: $(READY) ## the main path through the package, in under a minute
