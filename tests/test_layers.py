@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,12 +43,17 @@ def modules() -> dict[str, Path]:
     return {name.replace("/", ".").removesuffix(".__init__"): path for name, path in files.items()}
 
 
-def imports(importer: str, source: str, is_package: bool = False) -> Iterator[Import]:
-    """The imports of a module's source that lead into this package."""
-    tree = ast.parse(source)
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(importer: str, tree: ast.Module, is_package: bool = False) -> Iterator[Import]:
+    """The imports of a module that lead into this package."""
+    nodes = list(ast.walk(tree))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     inside = {id(node) for function in functions for node in ast.walk(function)}
-    for node in ast.walk(tree):
+    for node in nodes:
         for name in _imported(node, importer, is_package):
             if name.startswith("regard."):
                 yield Import(importer, name.removeprefix("regard."), node.lineno, id(node) in inside)  # type: ignore[attr-defined]
@@ -72,12 +78,13 @@ def upward(found: Import, layer: dict[str, int]) -> bool:
     return importer != imported and imported in layer and layer[imported] <= layer[importer]
 
 
+@cache
 def all_imports() -> list[Import]:
     return [
         found
         for name, path in modules().items()
         if name not in ENTRY_POINTS
-        for found in imports(name, path.read_text(encoding="utf-8"), path.name == "__init__.py")
+        for found in imports(name, parsed(path), path.name == "__init__.py")
     ]
 
 
@@ -113,13 +120,13 @@ def test_few_imports_stand_inside_functions() -> None:
 def test_an_import_of_an_upper_or_equal_layer_is_found(statement: str) -> None:
     layer = layers("\n## Layers\n\n    api       functions\n    nn, sibling   blocks\n    packed\n\n## More\n")
     assert layer == {"api": 0, "nn": 1, "sibling": 1, "packed": 2}
-    (found,) = imports("nn.blocks", statement)
+    (found,) = imports("nn.blocks", ast.parse(statement))
     assert upward(found, layer) and found.in_function == statement.startswith("def")
 
 
 def test_imports_of_lower_layers_and_of_the_same_package_are_allowed() -> None:
     source = "import torch\nfrom regard.packed import SeqBatch\nfrom regard.nn import norms\nfrom . import norms"
-    found = list(imports("nn.blocks", source))
+    found = list(imports("nn.blocks", ast.parse(source)))
     assert [one.imported for one in found] == ["packed.SeqBatch", "nn.norms", "nn.norms"]
     assert not any(upward(one, {"api": 0, "nn": 1, "packed": 2}) for one in found)
 
@@ -127,7 +134,7 @@ def test_imports_of_lower_layers_and_of_the_same_package_are_allowed() -> None:
 def test_no_two_classes_share_a_name() -> None:
     found: dict[str, str] = {}
     for module, path in modules().items():
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ClassDef):
                 assert node.name not in found, f"{node.name} is a class in {found[node.name]} and in {module}"
                 found[node.name] = module

@@ -15,7 +15,8 @@ Command = Callable[..., Any]
 def test_the_command_prints_tables_json_and_pictures(regard: Command, tmp_path: Path) -> None:
     pytest.importorskip("triton")
     recipe = tmp_path / "mine.toml"
-    recipe.write_text('extends = "en-es"\n[model]\nsize = "tiny"\n[training]\nbatch_tokens = 512\n', encoding="utf-8")
+    model = '[model]\nsize = "tiny"\nencoder_layers = 1\ndecoder_layers = 1\n'
+    recipe.write_text(f'extends = "en-es"\n{model}[training]\nbatch_tokens = 512\n', encoding="utf-8")
     done = regard("plan", str(recipe), "--gpus", "2", "--price", "3", "--out", str(tmp_path / "plot.svg"))
     assert done.status == 0
     for part in ("GB on each GPU", "ddp: fits", "tokens/s", "scaling pays", "training.accumulate=2", "not compared"):

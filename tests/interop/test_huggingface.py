@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from regard.cli import run as run_command
 from regard.errors import UserError
-from regard.interop import export_run, import_folder
+from regard.interop import agreement, export_run, import_folder
 from regard.interop.check import largest_difference
 from regard.interop.vocabularies import ids_of
 from regard.recipes.schema import Recipe
@@ -667,7 +667,10 @@ def test_invalid_settings_and_files_are_named(copied: Path) -> None:
 # -- on the command line -----------------------------------------------------------------------------------------------
 
 
-def test_both_verbs_check_themselves(copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_verbs_check_themselves(
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreement, "MAX_TEXTS", 12)
     run, out = tmp_path / "run", tmp_path / "out"
     assert run_command(["import", str(copied), "--out", str(run), "--check"], debug=True) == 0
     captured = capsys.readouterr()
