@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -68,6 +68,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+def crossed(names: Sequence[str], settings: Sequence[str], usual: str, some: Sequence[str]) -> list[Any]:
+    """Return all pairs of models and settings; slow are those with neither the usual setting nor one of some models.
+
+    Models differ in their states, and settings in how they choose from logits.
+    """
+    everyday = {(name, how) for name in names for how in settings if how == usual or name in some}
+    pairs = itertools.product(names, settings)
+    return [pytest.param(*pair, marks=() if pair in everyday else pytest.mark.slow) for pair in pairs]
+
+
 def model_of(name: str, seed: int = 0, size: int = WORDS) -> SequenceModel:
     if name in ENSEMBLES:
         return Ensemble([model_of(member, seed + n, size) for n, member in enumerate(ENSEMBLES[name])]).eval()
@@ -122,8 +132,10 @@ def assert_same(got: tuple[Any, list[float]], expected: tuple[Any, list[float]])
 # -- static shapes -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", SETTINGS)
-@pytest.mark.parametrize("name", [*MODELS, *ENSEMBLES])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    crossed([*MODELS, *ENSEMBLES], [*SETTINGS], "beam", ["transformer", "gpt", "lstm", "of two families"]),
+)
 @pytest.mark.parametrize("device", DEVICES)
 def test_static_shapes_change_nothing(monkeypatch: pytest.MonkeyPatch, device: str, name: str, how: str) -> None:
     """With sentences that fill the batch, a state that grows twice and a batch that shrinks; and with none of that."""
@@ -281,19 +293,23 @@ recorders = pytest.mark.parametrize(("recorder", "device"), RECORDERS)
 
 
 @recorders
-@pytest.mark.parametrize("how", ["beam", "repetition penalty", "top-k"])
 @pytest.mark.parametrize(
-    "name", ["transformer", "gpt", "window", "rotary", "relative", "lstm", "ensemble", "of two families"]
+    ("name", "how"),
+    crossed(
+        ["transformer", "gpt", "window", "rotary", "relative", "lstm", "ensemble", "of two families"],
+        ["beam", "repetition penalty", "top-k"],
+        "beam",
+        ["transformer", "lstm"],
+    ),
 )
 def test_a_captured_step_serves_other_batches(
     monkeypatch: pytest.MonkeyPatch, recorder: type[CapturedRunner], device: str, name: str, how: str
 ) -> None:
     monkeypatch.setattr(static_search, "CAPACITY", 16)
     model, run = model_of(name).to(device), recorder(bf16=False)
+    eager = {seed: found(model, sources(7, seed), SETTINGS[how], None, device) for seed in (1, 2, 3)}
     for seed in (1, 2, 3, 1):
-        lines = sources(7, seed)
-        expected = found(model, lines, SETTINGS[how], None, device)
-        assert_same(found(model, lines, SETTINGS[how], run, device), expected)
+        assert_same(found(model, sources(7, seed), SETTINGS[how], run, device), eager[seed])
     assert not run.failed and 1 <= len(run.steps) <= 6 and bool(run.prefills) == (name in ("transformer", "ensemble"))
     kinds = set(run.steps)
     more = [*sources(7, 1), sources(7, 1)[0]]  # as many as seven are when rounded up

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +39,7 @@ if os.environ.get("CI") != "true":
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16 if torch.cuda.is_available() else torch.float16]  # as the interpreter has it
+MIXED = [5, 130, 1, 60, 0, 7]  # lengths within a tile and across tiles
 
 
 def close(actual: object, expected: object, dtype: torch.dtype) -> None:
@@ -63,9 +65,15 @@ def run_backend(name: str, call: Callable[..., Tensor], inputs: list[Tensor], up
     return [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("lengths", [[5, 130, 1, 60, 0, 7], [70], [1] * 90, [64, 64, 44]])
+@pytest.mark.parametrize(
+    ("lengths", "dtype"),
+    [  # the number format changes neither tiles nor segments
+        pytest.param(lengths, dtype, marks=pytest.mark.slow if dtype != DTYPES[0] and lengths != MIXED else ())
+        for lengths in (MIXED, [70], [1] * 90, [64, 64, 44])
+        for dtype in DTYPES
+    ],
+)
 def test_varlen_attention(lengths: list[int], causal: bool, dtype: torch.dtype) -> None:
     """Sentences of all lengths, one of them empty, within a tile and across tiles, with padding at the end."""
     torch.manual_seed(0)
@@ -306,11 +314,16 @@ def test_the_backward_pass_allocates_no_zeros() -> None:
     assert not [name for name in operations if "zero" in name or "fill" in name]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("low", [True, False])
-@pytest.mark.parametrize("rate", [0.0, 0.3])
-@pytest.mark.parametrize(("rows", "width"), [(37, 48), (7, 600), (5, 1500)])
-@pytest.mark.parametrize(("kind", "biased"), [("layer", True), ("layer", False), ("rms", True)])
+def add_norm_cases() -> Iterator[Any]:
+    """Yield all combinations; every day, the half of them that has every pair of values."""
+    norms, sizes = [("layer", True), ("layer", False), ("rms", True)], [(37, 48), (7, 600), (5, 1500)]
+    for places in itertools.product(range(3), range(3), range(2), range(2), range(2)):
+        norm, size, rate, low, dtype = places
+        values = (*norms[norm], *sizes[size], (0.0, 0.3)[rate], bool(low), DTYPES[dtype])
+        yield pytest.param(*values, marks=pytest.mark.slow if sum(places) % 2 else ())
+
+
+@pytest.mark.parametrize(("kind", "biased", "rows", "width", "rate", "low", "dtype"), add_norm_cases())
 def test_add_norm(
     kind: Literal["layer", "rms"],
     biased: bool,
