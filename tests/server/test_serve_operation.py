@@ -173,6 +173,7 @@ def test_glossaries_of_requests_override_that_of_the_run(runs: dict[str, Path], 
 def test_a_full_queue_and_a_slow_request_are_refused(runs: dict[str, Path]) -> None:
     with serving(runs, seconds=0.8, rows=1, queue=1) as server:
         send(server, "/v1/completions", {"model": "stories", "prompt": "Once", "max_tokens": 1})  # loads the model
+        send(server, "/v1/translate", {"q": TEXT})  # and the other
         slow = {"model": "stories", "prompt": "Once", "max_tokens": 4000, "temperature": 0}
         with ThreadPoolExecutor(8) as threads:
             sent = []

@@ -172,9 +172,9 @@ def test_tags_nested_deeply_stay_where_they_are() -> None:
 
 def test_many_sentences_with_tags_take_little_time_and_can_be_cancelled() -> None:
     text = "A cat sat. <b>Dog</b> ran. " * 300
-    begun = time.monotonic()
+    begun = time.thread_time()  # which other processes do not lengthen
     assert identity(text, "html") == text
-    assert time.monotonic() - begun < 3
+    assert time.thread_time() - begun < 3
     with cancel.cancellable(lambda: True), pytest.raises(cancel.Cancelled):
         prepare(text, "html", "en")
 
