@@ -67,8 +67,6 @@ def translate(
 
         regard translate runs/en-es 'this cat is very large'
 
-        regard translate runs/en-es --engine ray --input 'in/*.jsonl.zst' --output out/ --workers 8
-
         regard translate runs/en-es < in.txt > out.txt
 
         regard translate runs/en-es -i in.txt -o out.txt --resume
@@ -80,6 +78,8 @@ def translate(
         regard translate runs/en-es --markup 'the <b>black</b> cat'
 
         regard translate runs/seed-1 --with runs/seed-2 < in.txt > out.txt
+
+        regard translate runs/en-es --engine ray --input 'in/*.jsonl.zst' --output out/ --workers 8
     """
     given = TranslateCommand(run, text or [], others or [], files, form, search, texts, loading, engine, quiet)
     given.check()
