@@ -13,7 +13,7 @@ import torch
 from onscreen import SENTENCE, Site, Visit, announced, holds, table, until
 
 import regard
-from regard.decoding.sampling import fold, kept, keys, uniforms
+from regard.decoding.sampling import filter_tokens, fold, keys, uniforms
 from regard.recipes.schema import DecodingSettings
 from regard.text.display import visible
 
@@ -39,7 +39,7 @@ def _shares(logits: torch.Tensor, settings: DecodingSettings, forbidden: list[in
     """Return the library's sampling distribution: a probability for each token that is kept."""
     free = logits.clone()
     free[forbidden] = -torch.inf
-    share, order = kept(free.double().log_softmax(-1)[None, None], settings)
+    share, order = filter_tokens(free.double().log_softmax(-1)[None, None], settings)
     share = share / share.sum()
     return {int(token): float(p) for token, p in zip(order[0, 0], share[0, 0], strict=True) if p > 0}
 
