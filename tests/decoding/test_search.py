@@ -577,6 +577,20 @@ def test_scores_are_float32_under_half_precision() -> None:
     assert found == pytest.approx(expected.tolist(), abs=1e-6)
 
 
+@pytest.mark.parametrize("beam", [1, 3])
+def test_suppressed_tokens_never_come_and_others_not_first_after_the_prefix(beam: int) -> None:
+    """A is likeliest everywhere, then EOS, then B: without A and EOS, B begins, and EOS follows it."""
+    row = {A: 0.5, EOS: 0.3, B: 0.15, C: 0.05}
+    model = table(dict.fromkeys((BOS, A, B, C, D), row))
+    settings = DecodingSettings(beam=beam, length_penalty=0, suppress_ids=[A], begin_suppress_ids=[EOS])
+    assert words(one_sentence(model, settings))[0] == [B]
+    assert words(one_sentence(model, settings, prefixes=[[D, A]]))[0] == [D, A, B]
+    changed = settings.model_copy(update={"suppress_ids": (), "begin_suppress_ids": (A, B)})
+    assert words(one_sentence(model, changed, prefixes=[[D]]))[0] == [D]
+    assert words(one_sentence(model, settings.model_copy(update={"begin_suppress_ids": ()})))[0] == []
+
+
 def test_constraints_move_with_all_their_tensors() -> None:
-    constraints = Constraints.of(DecodingSettings(stop_ids=[5]), [3, 2], torch.device("cpu"))
+    settings = DecodingSettings(stop_ids=[5], begin_suppress_ids=[4, 3])
+    constraints = Constraints.of(settings, [3, 2], torch.device("cpu"))
     assert all(tensor.is_meta for tensor in constraints.to(torch.device("meta")).tensors())

@@ -62,6 +62,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "min length": dict(beam=3, min_length=6),
     "no repeated bigrams": dict(beam=3, no_repeat_ngram=2),
     "repetition penalty": dict(beam=3, repetition_penalty=1.5),
+    "suppressed": dict(beam=3, suppress_ids=[7, 9], begin_suppress_ids=[EOS, 5, 6]),
     "sampling": dict(method="sample"),
     "top-k": dict(method="sample", top_k=5, temperature=0.7, max_extra=20),
     "top-p": dict(method="sample", top_p=0.8, no_repeat_ngram=1),

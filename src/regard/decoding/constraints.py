@@ -6,7 +6,7 @@ Shapes: N sentences, K beams (or samples) each, T tokens of capacity, V the voca
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -60,6 +60,7 @@ class Constraints:
     prefix: Tensor  # [N, P] tokens that each output must begin with, padded with NO_TOKEN
     prompt: Tensor  # [N, Q] tokens that the repetition penalty counts as generated, padded with NO_TOKEN
     banned: Tensor  # [B] ids that are never generated
+    banned_first: Tensor  # [F] ids that are not generated first, after the prefix
     ends: Tensor  # [E] ids that end an output as EOS does
     samples: bool  # whether tokens are drawn
     min_length: int
@@ -100,8 +101,9 @@ class Constraints:
             limit=torch.tensor(limits, dtype=torch.long, device=device),
             prefix=_padded(prefixes, device),
             prompt=_padded(prompts, device),
-            banned=torch.tensor(sorted({*banned, *settings.stop_ids}), dtype=torch.long, device=device),
-            ends=torch.tensor(settings.stop_ids, dtype=torch.long, device=device),
+            banned=_ids({*banned, *settings.stop_ids, *settings.suppress_ids}, device),
+            banned_first=_ids(settings.begin_suppress_ids, device),
+            ends=_ids(settings.stop_ids, device),
             samples=settings.method == "sample",
             min_length=settings.min_length,
             no_repeat=settings.no_repeat_ngram,
@@ -116,7 +118,7 @@ class Constraints:
         return self.no_repeat > 0 or self.repetition != 1
 
     def tensors(self) -> tuple[Tensor, ...]:
-        tensors = self.limit, self.prefix, self.prompt, self.banned, self.ends
+        tensors = self.limit, self.prefix, self.prompt, self.banned, self.banned_first, self.ends
         return tensors if self.terms is None else (*tensors, *self.terms.tensors())
 
     def sentence_tensors(self) -> tuple[Tensor, ...]:
@@ -133,7 +135,7 @@ class Constraints:
         return replace(self, prefix=wide[0], prompt=wide[1])
 
     def to(self, device: torch.device) -> Constraints:
-        names = ("limit", "prefix", "prompt", "banned", "ends")
+        names = ("limit", "prefix", "prompt", "banned", "banned_first", "ends")
         terms = None if self.terms is None else self.terms.to(device)
         return replace(self, **{name: getattr(self, name).to(device) for name in names}, terms=terms)
 
@@ -152,7 +154,7 @@ class Constraints:
 
     def can_exclude_all(self, vocabulary: int) -> bool:
         """Return whether a prefix or a mask may leave a beam without a choice of tokens."""
-        always = len(self.banned) + 1  # min_length excludes EOS
+        always = len(self.banned) + len(self.banned_first) + 1  # min_length excludes EOS
         always += 0 if self.terms is None else self.terms.avoid.shape[1] * self.terms.patterns.shape[2]
         return self.prefix.shape[1] > 0 or self.no_repeat > 0 or always >= vocabulary
 
@@ -180,6 +182,10 @@ class Constraints:
             ends = torch.cat([logits[..., EOS, None], logits.index_select(-1, self.ends)], -1)
             logits[..., EOS] = ends.logsumexp(-1) if self.samples else ends.amax(-1)
         logits.index_fill_(-1, self.banned, -math.inf)
+        if len(self.banned_first):
+            is_first = step == (self.prefix >= 0).sum(1)
+            chosen = logits.index_select(-1, self.banned_first)
+            logits.index_copy_(-1, self.banned_first, chosen.masked_fill(is_first[:, None, None], -math.inf))
         if self.min_length:
             logits[..., EOS].masked_fill_((step < self.min_length)[:, None], -math.inf)
         if 0 < self.no_repeat <= history.shape[-1]:
@@ -189,6 +195,11 @@ class Constraints:
 def select_rows(x: Tensor, sentences: Tensor) -> Tensor:
     """Select rows of x [N, ...] by indices [M]."""
     return x[: len(sentences)] if x.numel() == 0 and len(sentences) <= len(x) else x.index_select(0, sentences)
+
+
+def _ids(ids: Iterable[int], device: torch.device) -> Tensor:
+    """The ids in ascending order, as a tensor."""
+    return torch.tensor(sorted({*ids}), dtype=torch.long, device=device)
 
 
 def _padded(lists: Sequence[Sequence[int]], device: torch.device) -> Tensor:

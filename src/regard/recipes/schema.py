@@ -508,6 +508,12 @@ class DecodingSettings(SettingsModel):
     stop_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (), description="token ids that end an output as EOS does, in imported models"
     )
+    suppress_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (), description="token ids that are never generated, in imported models"
+    )
+    begin_suppress_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (), description="token ids that are not generated first, after what an output must begin with"
+    )
     batch_tokens: int = Field(
         4096, ge=1, description="source tokens per batch; affects speed and memory, not the results"
     )
