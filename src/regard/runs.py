@@ -143,10 +143,15 @@ class LoadedRun:
         return replace(generator, seed=_seed(seed), precision=self.precision)
 
     def writer(self, *, seed: int | None = 0, **settings: Any) -> TextWriter:
-        """Make a writer of texts for images and the like, with these changes to its settings: `beam=1`, ..."""
+        """Make a writer of texts for images and the like, with these changes to its settings: `beam=1`, ...
+
+        For speech models with a prompt, also `language` and `task`.
+        """
         task = self.feature_task()
-        decoding = changed(self.recipe.decoding, settings, task.verb, ("nbest", "seed"))
+        prompt = {name: settings.pop(name) for name in task.prompt_settings if settings.get(name) is not None}
+        decoding = changed(self.recipe.decoding, settings, task.verb, ("nbest", "seed", *task.prompt_settings))
         writer = task.writer_class.for_recipe(self.module, self.tokenizers[1], self.recipe, decoding)
+        writer = writer.with_prompt(**prompt) if prompt else writer
         return replace(writer, seed=_seed(seed), precision=self.precision)
 
     def written(self, verb: str, inputs: Any, *, nbest: int = 1, **settings: Any) -> Answer | list[Answer]:
@@ -155,7 +160,7 @@ class LoadedRun:
         task, nbest = self.feature_task(), whole_number("nbest", nbest)
         given, single = task.input_list(inputs)
         wide = {"beam": max(nbest, self.recipe.decoding.beam)} if nbest > 1 else {}
-        answers = self.writer(**{**wide, **settings})([task.features(one) for one in given], nbest=nbest)
+        answers = task.write(self.writer(**{**wide, **settings}), given, nbest=nbest)
         return answers[0] if single else answers
 
     def feature_task(self) -> FeatureTextTask:

@@ -27,7 +27,7 @@ def evaluate_speech(
     assert isinstance(task, SpeechTask)
     write = decoders.writer(loaded, changes)
     with progress_bar("transcribing", len(examples), quiet) as progress:
-        answers = write([task.features(given) for given, _ in examples], progress=progress)
+        answers = task.write(write, [given for given, _ in examples], progress=progress)
     outputs, references = [answer.texts[0] for answer in answers], [text for _, text in examples]
     if save is not None:
         with written(save) as out:

@@ -55,5 +55,5 @@ def _lines(
         for begin in range(0, len(names), CHUNK):
             chunk = names[begin : begin + CHUNK]
             inputs = [read(name) for name in chunk]
-            answers = write([task.features(one) for one in inputs], nbest=nbest, first=begin, progress=progress)
+            answers = task.write(write, inputs, nbest=nbest, first=begin, progress=progress)
             yield from map(line_of, chunk, inputs, answers)

@@ -24,6 +24,8 @@ Samples = npt.NDArray[np.float32]  # [n] from -1 to 1
 SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".au")  # of the files of a folder
 MAX_SECONDS = 3600.0  # of a recording: longer ones are cut beforehand
 CLIPPED = 0.01  # share of samples at full scale from which on a recording is called clipped
+SEARCHED = 1 / 6  # share of a part, before its end, in which it is cut
+PAUSE = 0.2  # seconds of the stretches of sound that are compared there
 LOBES = 16  # zero crossings of the resampling filter to each side
 
 
@@ -73,6 +75,22 @@ def check_samples(samples: npt.NDArray[np.floating], name: str) -> Samples:
     if not np.ptp(array):
         raise UserError(f"{name} is silent: all its {len(array):,} samples are equal")
     return array.astype(np.float32)
+
+
+def cut_at_pauses(samples: Samples, rate: int, longest: float) -> list[Samples]:
+    """Cut a recording into parts of at most `longest` seconds, each where the sound is weakest near its end.
+
+    Parts in which all samples are equal are left out.
+    """
+    size, search, step = round(longest * rate), round(longest * SEARCHED * rate), max(round(PAUSE * rate), 1)
+    parts, begin = [], 0
+    while len(samples) - begin > size:
+        near = samples[begin + size - search : begin + size]
+        power = np.square(near[: len(near) // step * step].reshape(-1, step), dtype=np.float64).mean(1)
+        cut = begin + size - search + int(power.argmin()) * step + step // 2
+        parts.append(samples[begin:cut])
+        begin = cut
+    return [part for part in (*parts, samples[begin:]) if np.ptp(part)]
 
 
 def warn_of_clipping(samples: Samples, name: str) -> None:

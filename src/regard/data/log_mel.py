@@ -5,6 +5,9 @@
 A frame is `WINDOW` seconds of sound, weighted by a Hann window, every `HOP` seconds. Band b is a triangle: 0 at the
 centres of its neighbours, 1 at its own; centres are equally spaced in mels between 0 and half the sample rate. Shapes:
 n samples, T frames, B bands, K frequencies.
+
+Whisper's features (Radford et al. 2022) have the same frames and bands, but frames are centred on multiples of `HOP`,
+the scale is Slaney's, triangles have equal areas, and loudness has a fixed scale.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from regard.data.audio import Samples
 WINDOW, HOP = 0.025, 0.01  # seconds
 DYNAMIC_RANGE = 8.0  # powers of ten below the loudest value of a recording at which values are cut off: 80 dB
 SILENCE = 1e-10  # the least power
+WHISPER_TOP = 8000.0  # end of the highest of Whisper's bands, in Hz
 
 
 def frame_sizes(rate: int) -> tuple[int, int]:
@@ -70,6 +74,41 @@ def log_mel(samples: Samples, rate: int, bands: int) -> Tensor:
     The decimal logarithm, cut off `DYNAMIC_RANGE` below its maximum. So the loudness of a recording has no effect, but
     differences of loudness within it have: subtracting the mean of each band would make steady vowels equal.
     """
-    logarithm = mel_power(samples, rate, bands).clamp(min=SILENCE).log10()
-    logarithm = logarithm.clamp(min=float(logarithm.max()) - DYNAMIC_RANGE)
+    logarithm = _clamped_log(mel_power(samples, rate, bands))
     return (logarithm - logarithm.mean()) / logarithm.std(correction=0).clamp(min=1e-5)
+
+
+def _clamped_log(power: Tensor) -> Tensor:
+    logarithm = power.clamp(min=SILENCE).log10()
+    return logarithm.clamp(min=float(logarithm.max()) - DYNAMIC_RANGE)
+
+
+@lru_cache
+def slaney_filters(rate: int, bands: int) -> Tensor:
+    """[K, B] the weight of each frequency of a Fourier transform of one window in each of Whisper's bands.
+
+    Slaney's scale is linear up to 1 kHz, 200 / 3 Hz to a mel, then logarithmic, 27 mels to a factor of 6.4.
+    """
+    step, corner, factor = 200 / 3, 1000.0, math.log(6.4) / 27
+    top = corner / step + math.log(WHISPER_TOP / corner) / factor
+    mels = np.linspace(0, top, bands + 2)
+    above = corner * np.exp(factor * (mels - corner / step))
+    centres = np.where(mels < corner / step, step * mels, above)  # of the bands, and the ends of the outer ones
+    hertz = np.linspace(0, rate // 2, frame_sizes(rate)[0] // 2 + 1)
+    rising = (hertz[:, None] - centres[:-2]) / np.diff(centres)[:-1]
+    falling = (centres[2:] - hertz[:, None]) / np.diff(centres)[1:]
+    triangles = np.maximum(np.minimum(rising, falling), 0) * (2 / (centres[2:] - centres[:-2]))
+    return torch.from_numpy(triangles.astype(np.float32))
+
+
+def whisper_log_mel(samples: Samples, rate: int, bands: int, seconds: float) -> Tensor:
+    """Samples [n] -> features [T, B] of the sound with silence after it, so that it lasts so many seconds.
+
+    The decimal logarithm, cut off `DYNAMIC_RANGE` below its maximum, plus 4, divided by 4.
+    """
+    window, hop = frame_sizes(rate)
+    sound = torch.from_numpy(np.ascontiguousarray(samples, np.float32))
+    padded = F.pad(sound, (0, max(round(seconds * rate) - len(sound), 0)))
+    spectrum = torch.stft(padded, window, hop, window=torch.hann_window(window), return_complex=True)  # [K, T + 1]
+    power = slaney_filters(rate, bands).T @ spectrum[:, :-1].abs().square()
+    return (_clamped_log(power).T + 4) / 4

@@ -1,4 +1,4 @@
-"""Compare the logits of a run with those of transformers on the same random tokens and texts, or images."""
+"""Compare the logits of a run with those of transformers on the same random tokens and texts, images or sounds."""
 
 from __future__ import annotations
 
@@ -22,21 +22,26 @@ from regard.interop.vocabularies import ids_of
 from regard.models import SequenceModel
 from regard.models.bert import Bert, BertSettings, TextClassBatch
 from regard.models.gpt import GPTSettings
+from regard.models.speech import SpeechModel
 from regard.models.vit import ImageBatch, ViT
-from regard.packed import PackedTokens, SeqBatch
+from regard.packed import FeatureBatch, PackedTokens, SeqBatch
 from regard.run_dir import RunDir
 from regard.tasks.image_classification import ImageClassificationTask
+from regard.tasks.speech import SpeechTask
 from regard.text import BOS, EOS, Tokenizer
 
 TOLERANCE = 1e-4  # larger differences are not rounding errors
+FEATURE_TOLERANCE = 1e-3  # of features of sound: NumPy and PyTorch differ by up to 3e-5
+SOUNDS = (0.1, 0.6, 1.0)  # lengths of random sounds, as shares of what the model reads
 LENGTHS = (1, 2, 7, 20, 60)  # of the random texts, in tokens; truncated to what the model can read
 
 
 def largest_difference(run: RunDir, folder: str | Path, seed: int = 0) -> float:
     """The largest absolute difference of the logits of a run and a Hugging Face directory, in float32 on the CPU.
 
-    Both read random tokens and random texts, or random images. Texts are encoded by the folder's tokenizer, images
-    scaled by its image processor, and everything it returns is passed to their model.
+    Both read random tokens and random texts, or random images, or random sounds. Texts are encoded by the folder's
+    tokenizer, images scaled by its image processor, sounds become features by its feature extractor, and everything it
+    returns is passed to their model.
     """
     return max(float((theirs - ours).abs().max()) for theirs, ours in logit_pairs(run, Path(folder), seed))
 
@@ -47,6 +52,9 @@ def logit_pairs(run: RunDir, folder: Path, seed: int = 0, count: int = 6) -> Ite
     ours, (theirs, reader), draw = run.model("cpu"), _load(folder), random.Random(seed)
     if isinstance(ours, ViT):
         yield from _image_logits(run, ours, theirs, reader, seed, count)
+        return
+    if isinstance(ours, SpeechModel):
+        yield from _speech_logits(run, ours, theirs, reader, seed)
         return
     for tokens, inputs in _inputs(run, reader, draw):
         yield _logits(run, ours, theirs, tokens, inputs, draw)
@@ -84,6 +92,9 @@ def _load(path: Path) -> tuple[Any, Any]:
         if model_type == "vit":  # with Pillow: torchvision scales images otherwise
             pillow = {"backend": "pil"} if int(transformers.__version__.split(".")[0]) >= 5 else {"use_fast": False}
             reader = transformers.AutoImageProcessor.from_pretrained(path, local_files_only=True, **pillow)
+        elif model_type == "whisper":
+            kinds = transformers.AutoFeatureExtractor, transformers.AutoTokenizer
+            reader = tuple(kind.from_pretrained(path, local_files_only=True) for kind in kinds)
         else:
             reader = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
         # In float32 from the start: position tables computed in half precision would stay rounded.
@@ -112,6 +123,31 @@ def _image_logits(
             yield found.last_hidden_state[0], ours.encode(batch.images)
         else:
             yield found.logits, ours.logits(batch)
+
+
+def _speech_logits(
+    run: RunDir, ours: SpeechModel, theirs: Any, reader: tuple[Any, Any], seed: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Their logits and ours of random texts that are said to be in random sounds of several lengths."""
+    task, (extractor, tokenizer), target = tasks.of(run.recipe), reader, run.tokenizers[1]
+    assert isinstance(task, SpeechTask)
+    draw, noise, columns = random.Random(seed), np.random.default_rng(seed), torch.tensor(inverse(ids_of(target)))
+    start = theirs.config.decoder_start_token_id
+    for share, length in zip(SOUNDS, LENGTHS[2:], strict=True):
+        size = round(share * task.longest * task.settings.sample_rate)
+        sound = noise.standard_normal(size).astype(np.float32) * np.sin(np.linspace(0, 20, size, dtype=np.float32))
+        features = task.features(0.1 * sound)
+        inputs = extractor(0.1 * sound, sampling_rate=task.settings.sample_rate, return_tensors="pt")
+        if not np.abs(inputs["input_features"][0].T.numpy() - features).max() <= FEATURE_TOLERANCE:
+            raise UserError(f"the features of {run.path} and those of the folder's feature extractor differ")
+        tokens = _random(target, min(length, task.settings.max_positions - 1), draw)
+        text = target.decode(tokens)
+        if tokenizer(text, add_special_tokens=False)["input_ids"] != _theirs(target.encode(text), target):
+            raise UserError(f"the tokenizers of {run.path} and of the folder split {text!r} into different tokens")
+        batch = FeatureBatch.from_lists([features], [[*tokens, EOS]], bos=BOS)
+        written = torch.tensor([[start, *_theirs(tokens, target)]])
+        found = _call(theirs, {**inputs, "decoder_input_ids": written}).logits[0]
+        yield found[:, : len(columns)], ours.logits(batch)[:, columns]
 
 
 def _inputs(run: RunDir, theirs: Any, draw: random.Random) -> Iterator[tuple[list[int], dict[str, Tensor]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -103,9 +104,16 @@ def _growth(normalizer: Any) -> float:
 
 
 def read_fast_tokenizer(
-    folder: HFFolder, rows: int, specials: Specials, named: Mapping[str, int] | None = None
+    folder: HFFolder,
+    rows: int,
+    specials: Specials,
+    named: Mapping[str, int] | None = None,
+    reserved: re.Pattern[str] | None = None,
 ) -> FastTokenizer:
-    """Read tokenizer.json; special tokens without a role, and rows without a token, become tags."""
+    """Read tokenizer.json; special tokens without a role, and rows without a token, become tags.
+
+    `reserved` matches the added tokens that are special even if the file does not say so.
+    """
     vocabulary = vocabulary_of(folder, rows)
     whole = folder.json(FILE)
     special = set()
@@ -113,7 +121,7 @@ def read_fast_tokenizer(
         fields = Fields(f"{whole.where}: added_tokens", token_ if isinstance(token_, dict) else {})
         if (content := fields.text("content")) is None:
             raise whole.error("added_tokens", f"must list tokens with their content, not {short_repr(token_)}")
-        if fields.boolean("special"):
+        if fields.boolean("special") or (reserved is not None and reserved.fullmatch(content)):
             special.add(content)
     taken = {*specials, *(named or {}).values()}
     words = [

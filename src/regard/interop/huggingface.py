@@ -18,7 +18,7 @@ from torch import Tensor
 from regard import tensor_io
 from regard.errors import UserError
 from regard.files import errno_text, write_text
-from regard.interop import bert, gpt2, gpt_neox, hf_folder, marian, name_map, pegasus, vit
+from regard.interop import bert, gpt2, gpt_neox, hf_folder, marian, name_map, pegasus, vit, whisper
 from regard.interop.common import Imported
 from regard.interop.decoders import DECODERS
 from regard.interop.encoders import ENCODERS
@@ -76,11 +76,10 @@ CONVERTERS: dict[str, Converter] = {  # by model_type of config.json
     "marian": marian,
     "pegasus": pegasus,
     "vit": vit,
+    "whisper": whisper,
 }
 IMPORTERS: dict[str, Importer] = {**CONVERTERS, **DECODERS, **ENCODERS, **TRANSLATORS, **T5}
 NOT_READ = {  # models that people ask for, and why they have no counterpart
-    "whisper": "its features (centred frames, Slaney's mel scale, a fixed scale of loudness, windows of 30 seconds "
-    "padded with silence) and its convolutions are not those of the speech models here",
     "mixtral": "mixtures of experts have no counterpart here",
     "qwen2_moe": "mixtures of experts have no counterpart here",
     "qwen3_moe": "mixtures of experts have no counterpart here",

@@ -7,7 +7,7 @@ vocabulary, N recordings.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from torch import Tensor, nn
@@ -20,7 +20,10 @@ from regard.nn.block_config import BlockConfig
 from regard.nn.blocks import BlockStack
 from regard.nn.sound import KERNEL, SoundEmbedding, ctc_loss, spec_augment, subsampled
 from regard.packed import FeatureBatch, PackedFeatures, PackedLayout
-from regard.registry import MODELS
+from regard.registry import MODELS, POSITIONS, NameIn
+
+FRAME = 0.01  # seconds between two frames of features
+WHISPER_RATE = 16000  # samples per second of Whisper's features
 
 
 class SpeechSettings(TransformerSettings):
@@ -39,6 +42,30 @@ class SpeechSettings(TransformerSettings):
         "tiny", description="preset for the sizes below; each can be set separately"
     )
     decoder_layers: int = Field(..., ge=0, description="number of decoder layers; without a decoder (CTC alone): 0")
+    features: Literal["standard", "whisper"] = Field(
+        "standard",
+        description="log-mel features: of mean 0 and variance 1 over a recording; or as Whisper computes them",
+    )
+    window: float = Field(
+        30.0,
+        ge=1,
+        le=600,
+        description='features = "whisper": seconds that are read at once: shorter ones end in silence, longer ones '
+        "are cut",
+    )
+    stem: Literal["strided", "whisper"] = Field(
+        "strided",
+        description="strided: convolutions that each halve the frames, and a linear layer; whisper: a convolution of "
+        "all frames, and one that halves them",
+    )
+    source_positions: Annotated[str, NameIn(POSITIONS, where=lambda kind: kind.adds_vectors)] | None = Field(
+        None, description="position encoding of the frames; not set: same as positions"
+    )
+    prompt: Literal["none", "whisper", "whisper-en"] = Field(
+        "none",
+        description="tokens that every text begins with: none, or Whisper's, of data.language, data.speech_task and no "
+        "timestamps; whisper-en: of no timestamps alone",
+    )
     sample_rate: int = Field(8000, ge=1000, le=192000, description="samples per second; other sounds are resampled")
     mels: int = Field(40, ge=1, le=256, description="bands of frequency that a frame has")
     subsample: Literal[1, 2, 4, 8] = Field(
@@ -70,14 +97,35 @@ class SpeechSettings(TransformerSettings):
             raise ValueError("band_masks and frame_masks must not be negative")
         return self
 
+    @model_validator(mode="after")
+    def _check_whisper(self) -> SpeechSettings:
+        if self.features == "whisper" and self.sample_rate != WHISPER_RATE:
+            raise ValueError(f'features = "whisper" needs sample_rate = {WHISPER_RATE}')
+        if self.stem == "whisper" and self.subsample != 2:
+            raise ValueError('stem = "whisper" needs subsample = 2')
+        if self.prompt != "none" and self.ctc_weight:
+            raise ValueError(f'prompt = "{self.prompt}" needs ctc_weight = 0: CTC reads no prompt')
+        return self
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """The strides of the convolutions before the encoder."""
+        return (1, 2) if self.stem == "whisper" else (2,) * (self.subsample.bit_length() - 1)
+
+    @property
+    def max_frames(self) -> int:
+        """The most frames that the encoder reads, after subsampling."""
+        return round(self.window / FRAME) // self.subsample if self.features == "whisper" else self.max_positions
+
     def forward_flops(self, batch: Any, target_size: int) -> int:
         block, frames, lengths = BlockConfig.from_settings(self), batch.source.layout, batch.inputs.layout.lengths
         source = [subsampled(n, self.subsample) for n in frames.lengths]
         total, width, rest = 0, self.mels, sum(frames.lengths)
-        for _ in range(self.subsample.bit_length() - 1):
-            rest //= 2
+        for stride in self.strides:
+            rest //= stride
             total, width = total + 2 * rest * KERNEL * width * self.width, self.width
-        total += 2 * sum(source) * width * self.width + self.encoder_layers * flops.encoder_block(block, source)
+        projected = sum(source) if self.stem == "strided" else 0
+        total += 2 * projected * width * self.width + self.encoder_layers * flops.encoder_block(block, source)
         total += self.decoder_layers * flops.decoder_block(block, lengths, source)
         heads = sum(source) * (self.ctc_weight > 0) + sum(lengths) * (self.ctc_weight < 1)
         return total + 2 * heads * self.width * target_size

@@ -93,7 +93,10 @@ class EncoderDecoder(SequenceModel):
         return self.project(self.decoder.last_norm(stream))
 
     def start(self, source: Any) -> DecoderState:
-        encoded, layout = self.encode(source)
+        return self.start_encoded(*self.encode(source))
+
+    def start_encoded(self, encoded: Tensor, layout: PackedLayout) -> DecoderState:
+        """The state before the first token, of an encoded source [S, D]."""
         cross = [cast(DecoderBlock, block).cross_attn.source_kv(encoded, layout) for block in self.decoder]
         return DecoderState.start(len(self.decoder), BeamTree(len(layout)), cross, layout.length)
 

@@ -5,6 +5,7 @@ Shapes: S frames of features in a packed batch, F features of a frame, N recordi
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 import torch
@@ -27,52 +28,59 @@ class SoundSettings(EmbeddingSettings, Protocol):
     @property
     def mels(self) -> int: ...
     @property
-    def subsample(self) -> int: ...
+    def strides(self) -> tuple[int, ...]: ...
+    @property
+    def stem(self) -> str: ...
+    @property
+    def source_positions(self) -> str | None: ...
+    @property
+    def max_frames(self) -> int: ...
 
 
 class SoundEmbedding(nn.Module):
-    """Convolutions along time, each of which halves the frames, and positions: dropout(conv(x) + position encoding).
+    """Convolutions along time, some of which halve the frames, and positions: dropout(conv(x) + position encoding).
 
-    `subsample` is the number of frames that become one: 2 to the power of the number of convolutions.
+    With the "strided" stem, all halve them, and a linear layer follows; Whisper's stem is convolutions alone.
     """
 
     def __init__(self, settings: SoundSettings) -> None:
         super().__init__()
-        count = settings.subsample.bit_length() - 1
-        widths = [settings.mels, *[settings.width] * count]
+        self.strides = settings.strides
+        widths = [settings.mels, *[settings.width] * len(settings.strides)]
         self.convolutions = nn.ModuleList(
-            nn.Conv1d(wide, settings.width, KERNEL, STRIDE, PADDING) for wide in widths[:-1]
+            nn.Conv1d(wide, settings.width, KERNEL, stride, PADDING)
+            for wide, stride in zip(widths, settings.strides, strict=False)
         )
-        self.project = nn.Linear(widths[-1], settings.width)
-        self.positions = positions.make(
-            settings.positions, settings.width, base=settings.position_base, longest=settings.max_positions
-        )
+        self.project = nn.Linear(widths[-1], settings.width) if settings.stem == "strided" else None
+        kind = settings.source_positions or settings.positions
+        self.positions = positions.make(kind, settings.width, base=settings.position_base, longest=settings.max_frames)
         self.dropout = settings.dropout
 
     def forward(self, values: Tensor, layout: PackedLayout) -> tuple[Tensor, PackedLayout]:
         """Frames [S, F] -> [S', D], and the layout of what is left of each recording."""
         x, layout = self._convolve(values, layout) if self.convolutions else (values, layout)
-        x = taps.tap(self, "tokens", self.project(x))
+        x = taps.tap(self, "tokens", x if self.project is None else self.project(x))
         length = F.pad(layout.length, (0, 1), value=1)[layout.segment_ids]
         encoded = taps.tap(self, "positions", self.positions(layout.position, length))
         return taps.tap(self, "stream", dropout(x + encoded, self.dropout, self.training)), layout
 
     def _convolve(self, values: Tensor, layout: PackedLayout) -> tuple[Tensor, PackedLayout]:
-        """gelu(convolution), once for each halving: [S, F] -> [S', D].
+        """gelu(convolution), once for each stride: [S, F] -> [S', D].
 
-        Each recording takes a multiple of 2^(number of convolutions) rows, of which the last is zero before each
+        Each recording takes a multiple of the product of all strides in rows, of which the last is zero before each
         convolution. So pairs of rows are a view of the packed rows, and no convolution reads another recording.
         """
-        factor = STRIDE ** len(self.convolutions)
+        factor = math.prod(self.strides)
         blocks = torch.tensor([-(-n // factor) + 1 for n in layout.lengths])
         total, blocks = int(blocks.sum()) * factor, blocks.to(values.device)
         real = _row_index(layout, blocks * factor)
         x = values.new_zeros(total, values.shape[1])
         x = x.index_copy(0, real, values[: layout.tokens])
-        for convolution in self.convolutions:
+        for convolution, stride in zip(self.convolutions, self.strides, strict=True):
             assert isinstance(convolution, nn.Conv1d) and convolution.bias is not None
-            x = F.gelu(_halve(x, convolution.weight, convolution.bias))
-            factor, layout = factor // STRIDE, layout.convolved(KERNEL, STRIDE, PADDING)
+            convolve = _halve if stride == STRIDE else _keep_length
+            x = F.gelu(convolve(x, convolution.weight, convolution.bias))
+            factor, layout = factor // stride, layout.convolved(KERNEL, stride, PADDING)
             real = _row_index(layout, blocks * factor)
             if factor > 1:  # another convolution follows
                 padding = torch.ones(len(x), 1, dtype=torch.bool, device=x.device).index_fill_(0, real, False)
@@ -95,6 +103,12 @@ def _halve(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     pairs = x.unflatten(0, (-1, STRIDE)).flatten(1)  # [n, 2F], a view
     before = F.pad(pairs[:-1, x.shape[1] :], (0, 0, 1, 0))
     return F.linear(torch.cat([before, pairs], 1), weight.mT.flatten(1), bias)
+
+
+def _keep_length(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A convolution of `KERNEL` = 3, stride 1 and `PADDING` = 1 along rows, as `_halve`: [n, F] -> [n, D]."""
+    padded = F.pad(x, (0, 0, 1, 1))
+    return F.linear(torch.cat([padded[:-2], x, padded[2:]], 1), weight.mT.flatten(1), bias)
 
 
 def subsampled(length: int, factor: int) -> int:

@@ -175,7 +175,13 @@ TEXT_SETTINGS = (  # settings of [data] that have an effect only where the examp
 TABLE_SETTINGS = ("quoted", "held_out", "split_seed")  # those that have an effect for molecules and images too
 # Kinds of data whose inputs are files and whose targets are texts: the names of the columns of their tables.
 MANIFESTS = {"captions": ("image", "caption"), "speech": ("file", "text")}
-SPEECH_SETTINGS = ("join", "speeds", "test_speakers")  # that have an effect only for recordings
+SPEECH_SETTINGS = (
+    "join",
+    "speeds",
+    "test_speakers",
+    "language",
+    "speech_task",
+)  # that have an effect only for recordings
 MANIFEST_SETTINGS = (*TABLE_SETTINGS, "lowercase", "max_length")
 Files = Annotated[list[str], Field(min_length=1, max_length=2)]
 
@@ -184,7 +190,7 @@ class DataSettings(Corpus):
     """The training, validation and test data."""
 
     mix: list[Corpus] = Field([], description="several corpora instead of one: [[data.mix]] tables, each with a weight")
-    imported: Literal["pairs", "text", "images"] | None = Field(
+    imported: Literal["pairs", "text", "images", "speech"] | None = Field(
         None, description="the weights were imported without data; the kind of data that the model takes"
     )
     valid: Files | None = Field(
@@ -218,6 +224,15 @@ class DataSettings(Corpus):
     )
     test_speakers: list[str] = Field(
         [], description="speech: test on all recordings of these speakers, and train on none of them"
+    )
+    language: str | None = Field(
+        None,
+        description='speech, with model.prompt = "whisper": language of the recordings, such as "en"; not set: it is '
+        "detected in transcription",
+    )
+    speech_task: Literal["transcribe", "translate"] = Field(
+        "transcribe",
+        description="speech, with a prompt: the texts are in the language of the recordings, or in English",
     )
     folder: str | None = Field(None, description="folder of relative file names; --data sets it")
     classes: list[str] = Field(

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from regard.data.features import Example, FeaturePacker, FeatureStore, held_out_
 from regard.data.packing import sentence_batches
 from regard.data.stream import BatchStream
 from regard.data.vocabulary import sample, tags_of
+from regard.decoding import Hypothesis
 from regard.errors import UserError
 from regard.models import SequenceModel
 from regard.packed import FeatureBatch
@@ -27,6 +29,7 @@ from regard.tasks.axes import EXAMPLE, EXAMPLES, Hidden, Inspection
 from regard.tasks.base import Dataset, Output, Task
 from regard.tasks.text import batch_tokens, check_files
 from regard.tasks.text_writer import TextWriter
+from regard.tasks.translator import Answer
 from regard.tasks.validator import OutputValidator, text_scores
 from regard.text import BOS, Tokenizer, encode_side, train
 
@@ -57,6 +60,7 @@ class FeatureTextTask(Task):
     scores_pairs = False
     scale = 1.0  # what stored features are multiplied with
     writer_class: type[TextWriter] = TextWriter  # how outputs are searched for
+    prompt_settings: tuple[str, ...] = ()  # settings of a writer that are not those of [decoding]
 
     @abstractmethod
     def read_input(self, argument: str) -> Any:
@@ -101,6 +105,35 @@ class FeatureTextTask(Task):
         """The features [n, F] of an input, in float32, as the model reads them."""
         return self.stored_features(given).astype(np.float32) * np.float32(self.scale)
 
+    def stored_parts(self, given: Any) -> list[Features]:
+        """The features of the parts in which an input is read, as they are stored: usually one."""
+        return [self.stored_features(given)]
+
+    def parts(self, given: Any) -> list[Features]:
+        """The features of the parts of an input, in float32, as the model reads them."""
+        return [part.astype(np.float32) * np.float32(self.scale) for part in self.stored_parts(given)]
+
+    def write(
+        self,
+        write: TextWriter,
+        inputs: Sequence[Any],
+        *,
+        nbest: int = 1,
+        first: int = 0,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Answer]:
+        """Write the texts of inputs, of which the first has the number `first`; those of parts are joined."""
+        parts = [self.parts(given) for given in inputs]
+        if all(len(each) == 1 for each in parts):
+            return write([part for (part,) in parts], nbest=nbest, first=first, progress=progress)
+        if nbest > 1:
+            raise UserError("an input that is read in several parts has one text: nbest must be 1")
+        written = iter(write([part for each in parts for part in each], first=first))
+        answers = [join_answers([next(written) for _ in each]) for each in parts]
+        if progress is not None:
+            progress(len(inputs))
+        return answers
+
     def scores(self, outputs: Sequence[str], references: Sequence[str]) -> dict[str, float]:
         """Scores of outputs: fields of `Validation`."""
         return text_scores(outputs, references)
@@ -124,7 +157,8 @@ class FeatureTextTask(Task):
     def digest(self, examples: Sequence[Any]) -> str:
         hashed = hashlib.blake2b(digest_size=16)
         for given, text in examples:
-            hashed.update(np.ascontiguousarray(self.stored_features(given)).data)
+            for part in self.stored_parts(given):
+                hashed.update(np.ascontiguousarray(part).data)
             hashed.update(text.encode())
         return hashed.hexdigest()
 
@@ -237,6 +271,16 @@ class FeatureTextTask(Task):
             return sum(len(hypothesis.tokens) + hypothesis.finished for hypothesis in best)
 
         return self.members, tokens
+
+
+def join_answers(answers: Sequence[Answer]) -> Answer:
+    """One answer for the best texts of the parts of an input; its score is their sum."""
+    best = [answer.hypotheses[0] for answer in answers]
+    tokens = tuple(chain.from_iterable(hypothesis.tokens for hypothesis in best))
+    logprobs = tuple(chain.from_iterable(hypothesis.logprobs for hypothesis in best))
+    score, finished = sum(hypothesis.score for hypothesis in best), all(hypothesis.finished for hypothesis in best)
+    text = " ".join(filter(None, (answer.text for answer in answers)))
+    return Answer((text,), (Hypothesis(tokens, logprobs, score, finished),))
 
 
 class FeatureTextValidator(OutputValidator):

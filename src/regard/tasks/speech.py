@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from regard.data.audio import Samples, check_samples, read_audio
+from regard.data.audio import Samples, check_samples, cut_at_pauses, read_audio
 from regard.data.corpora import expand
 from regard.data.features import Example
-from regard.data.log_mel import HOP, WINDOW, log_mel
+from regard.data.log_mel import HOP, WINDOW, log_mel, whisper_log_mel
 from regard.data.speech import Recording, Utterance, at_speeds, join_utterances, read_utterances
 from regard.errors import UserError
 from regard.metrics.error_rates import ErrorRates
@@ -27,7 +27,10 @@ from regard.run_dir import RunDir
 from regard.tasks.axes import Hidden, Inspection, frame_axis, refuse_edges, to_shares
 from regard.tasks.base import TraceSpec
 from regard.tasks.feature_text import FeatureDataset, Features, FeatureTextTask
+from regard.tasks.speech_prompt import Prompt
 from regard.tasks.transcriber import Transcriber
+from regard.tasks.translator import Answer
+from regard.text import Tokenizer, encode_side
 
 SPLITS = {"train": 0, "valid": 1, "test": 2}  # seeds of joined recordings
 
@@ -45,6 +48,7 @@ class SpeechTask(FeatureTextTask):
     rows = "frames"
     verbs = frozenset({"transcribe", "evaluate", "look", "draw", "bench"})
     writer_class = Transcriber
+    prompt_settings = ("language", "task")
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
@@ -56,6 +60,10 @@ class SpeechTask(FeatureTextTask):
         model, data = recipe.model, recipe.data
         if isinstance(model, SpeechSettings) and model.ctc_weight and recipe.training.r_drop:
             raise ValueError("training.r_drop needs model.ctc_weight = 0: it compares the outputs of a decoder")
+        if isinstance(model, SpeechSettings) and model.prompt != "whisper":
+            for name in ("language", "speech_task"):
+                if getattr(data, name) != type(data).model_fields[name].default:
+                    raise ValueError(f'data.{name} needs model.prompt = "whisper"')
         if data.join is not None and (data.speech is None or data.join[0] > data.join[1]):
             raise ValueError("data.join is for the recordings of data.speech: the fewest, then the most to be joined")
         for name in ("test_speakers", "speeds"):
@@ -122,32 +130,82 @@ class SpeechTask(FeatureTextTask):
         ], single
 
     def stored_features(self, given: Any) -> Features:
-        rate = self.settings.sample_rate
-        samples = given.samples(rate) if isinstance(given, Recording) else given
-        longest = self.settings.max_positions * self.settings.subsample * HOP
+        rate, longest = self.settings.sample_rate, self.longest
+        samples = self._samples(given)
         if len(samples) > longest * rate:
             name = given.name if isinstance(given, Recording) else "the recording"
             seconds = f"{len(samples) / rate:.1f} seconds long"
             raise UserError(f"{name} is {seconds}, and the model reads at most {longest:g}: cut it into parts")
-        features: Features = log_mel(samples, rate, self.settings.mels).numpy()
-        return features
+        return self._log_mel(samples)
+
+    def stored_parts(self, given: Any) -> list[Features]:
+        """A recording that is longer than the model's window is cut at pauses."""
+        samples = self._samples(given)
+        if not self.has_window or len(samples) <= self.longest * self.settings.sample_rate:
+            return [self.stored_features(given)]
+        return [self._log_mel(part) for part in cut_at_pauses(samples, self.settings.sample_rate, self.longest)]
+
+    @property
+    def has_window(self) -> bool:
+        """Whether the model reads so many seconds at once, however long a recording is."""
+        return self.settings.features == "whisper"
+
+    @property
+    def longest(self) -> float:
+        """The most seconds that the model reads at once."""
+        settings = self.settings
+        return settings.window if self.has_window else settings.max_positions * settings.subsample * HOP
+
+    def _samples(self, given: Any) -> Samples:
+        samples: Samples = given.samples(self.settings.sample_rate) if isinstance(given, Recording) else given
+        return samples
+
+    def _log_mel(self, samples: Samples) -> Features:
+        settings = self.settings
+        if self.has_window:
+            features = whisper_log_mel(samples, settings.sample_rate, settings.mels, settings.window)
+        else:
+            features = log_mel(samples, settings.sample_rate, settings.mels)
+        found: Features = features.numpy()
+        return found
+
+    def encode_texts(self, run: RunDir, texts: Sequence[str]) -> tuple[list[list[int]], list[bool]]:
+        if self.settings.prompt == "none":
+            return super().encode_texts(run, texts)
+        recipe, tokenizer = self.recipe, run.tokenizers[1]
+        prompt = Prompt(self.settings.prompt, tokenizer, recipe.data.language, recipe.data.speech_task)
+        return encode_side(
+            tokenizer,
+            [f" {text}" for text in texts],  # as the model was trained
+            tag=None,
+            max_len=recipe.model.max_positions,
+            lowercase=recipe.data.lowercase,
+            prefix=prompt.ids(),
+        )
+
+    def language_of(self, tokenizer: Tokenizer, answer: Answer) -> str | None:
+        """The code of the language of an answer's prompt."""
+        tokens = answer.hypotheses[0].tokens if answer.hypotheses else ()
+        return Prompt(self.settings.prompt, tokenizer).language_of(tokens)
 
     def inspect(self, given: Any) -> Inspection:
         features, settings = self.features(given), self.settings
         frames = subsampled(len(features), settings.subsample)
-        # Frame i of the encoder is centred at frame i * subsample of the features.
-        inner = ((np.arange(1, frames) - 0.5) * settings.subsample) * HOP + WINDOW / 2
-        seconds = (len(features) - 1) * HOP + WINDOW
+        # Frame i of the encoder is centred at frame i * subsample of the features, which Whisper centres on its time.
+        offset = 0.0 if self.has_window else WINDOW / 2
+        inner = ((np.arange(1, frames) - 0.5) * settings.subsample) * HOP + offset
+        seconds = settings.window if self.has_window else (len(features) - 1) * HOP + WINDOW
         times = np.concatenate([[0.0], inner.clip(max=seconds), [seconds]])
         return Inspection(features, frame_axis(features, times, seconds, settings.sample_rate / 2000))
 
     def hide(self, inspection: Inspection, hidden: Hidden) -> Inspection:
-        """Make all features of some frames 0, their mean over the recording, as SpecAugment does in training."""
+        """Make all features of some frames their mean over the recording: 0 for standard ones, as in SpecAugment."""
         refuse_edges(hidden, "frames")
         axis, factor = inspection.axis, self.settings.subsample
         number = (np.arange(len(inspection.content)) + factor // 2) // factor  # of the encoder's frame
         gone = np.isin(number.clip(max=len(axis) - 1), hidden.elements)
-        features = np.where(gone[:, None], np.float32(0), inspection.content)
+        mean = inspection.content.mean() if self.has_window else 0  # that of standard features
+        features = np.where(gone[:, None], np.float32(mean), inspection.content)
         return Inspection(features, replace(axis, arrays={"spectrogram": to_shares(features)}))
 
     def show_input(self, index: int, given: Any) -> str:

@@ -11,6 +11,7 @@ import torch
 from regard.data.packing import sentence_batches
 from regard.decoding import Hypothesis
 from regard.decoding.search import SearchRequest, search, select_runner
+from regard.errors import UserError
 from regard.models import SequenceModel
 from regard.packed import PackedFeatures
 from regard.recipes.schema import DecodingSettings, Recipe
@@ -62,11 +63,18 @@ class TextWriter:
                 lines=[first + i for i in batch],
             )
             for i, hypotheses in zip(batch, self.search(request), strict=True):
-                texts = tuple(self.tokenizer.decode(hypothesis.tokens) for hypothesis in hypotheses)
+                texts = tuple(self.text_of(hypothesis.tokens) for hypothesis in hypotheses)
                 answers[i] = Answer(texts, tuple(hypotheses))
             if progress is not None:
                 progress(len(batch))
         return answers
+
+    def with_prompt(self, **prompt: str) -> Self:
+        """The same writer with another prompt, such as `language="de"`."""
+        raise UserError(f"this model has no prompt, so it takes no {' and no '.join(prompt)}")
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode(tokens)
 
     def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
         """Find the best texts of each input of a batch."""

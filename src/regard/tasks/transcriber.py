@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from regard.decoding import Hypothesis
 from regard.decoding.ctc import Transcript, greedy, log_probability, prefix_beam_search
-from regard.decoding.search import SearchRequest
+from regard.decoding.search import SearchRequest, search, select_runner
+from regard.models import SequenceModel
+from regard.models.decoder_state import DecoderState
 from regard.models.speech import SpeechModel
 from regard.packed import PackedFeatures, PackedLayout, PackedTokens
 from regard.precision import autocast
+from regard.recipes.schema import DecodingSettings, Recipe
+from regard.tasks.speech_prompt import Prompt, languages
 from regard.tasks.text_writer import TextWriter
-from regard.text import BOS, EOS
+from regard.text import BOS, EOS, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -23,16 +28,39 @@ class Transcriber(TextWriter):
     """Transcribes recordings, given as log-mel features.
 
     CTC alone: greedy search (a beam of one) or prefix beam search. A decoder alone: as other texts are written. Both:
-    each finds candidates, and log p = w · CTC + (1 - w) · decoder ranks them all (w: `model.ctc_weight`).
+    each finds candidates, and log p = w · CTC + (1 - w) · decoder ranks them all (w: `model.ctc_weight`). Outputs of a
+    model with a prompt begin with it.
     """
 
     model: SpeechModel
+    language: str | None = None  # of the prompt; None: detected in each recording
+    task: str = "transcribe"
+
+    @classmethod
+    def for_recipe(
+        cls, model: SequenceModel, tokenizer: Tokenizer, recipe: Recipe, settings: DecodingSettings | None = None
+    ) -> Self:
+        writer = super().for_recipe(model, tokenizer, recipe, settings)
+        return replace(writer, language=recipe.data.language, task=recipe.data.speech_task)
+
+    def with_prompt(self, **prompt: str) -> Self:
+        changed = replace(self, **prompt)
+        _ = changed.prompt  # checks it
+        return changed
+
+    @property
+    def prompt(self) -> Prompt:
+        return Prompt(self.model.settings.prompt, self.tokenizer, self.language, self.task)
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        text = super().text_of(tokens)
+        return text if self.model.settings.prompt == "none" else text.strip()  # its words begin with spaces
 
     def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
         model = self.model
         assert isinstance(model, SpeechModel) and isinstance(request.source, PackedFeatures)
         if not model.has_ctc:
-            return super().search(request)
+            return super().search(request) if model.settings.prompt == "none" else self._search_after_prompt(request)
         with torch.inference_mode(), autocast(self.precision, request.source.layout.device):
             encoded, layout = model.encode(request.source)
             frames = [log_probs.cpu() for log_probs in model.ctc_log_probs(encoded, layout)]
@@ -52,11 +80,46 @@ class Transcriber(TextWriter):
             ranked.append(sorted(rated, key=lambda h: -h.score)[: request.nbest])
         return ranked
 
+    def _search_after_prompt(self, request: SearchRequest) -> list[list[Hypothesis]]:
+        prompt, model, source = self.prompt, self.model, request.source
+        runner = select_runner(model, self.precision)
+        with torch.inference_mode():
+            if not prompt.detects:
+                return search(model, replace(request, prefixes=[prompt.ids()] * len(source.layout)), run=runner)
+            with autocast(self.precision, source.layout.device):
+                encoded = EncodedSource(model, *model.encode(source))
+                detected = detect_languages(encoded, list(languages(self.tokenizer).values()))
+            request = replace(request, prefixes=[prompt.ids(language) for language in detected])
+            return search(encoded if runner is None else model, request, run=runner)
+
     def _ctc(self, log_probs: Tensor) -> list[Transcript]:
         """The texts that CTC finds, without those that are too short, unless all are: log_probs [T, V]."""
         beam, fewest = self.settings.beam, self.settings.min_length
         transcripts = [greedy(log_probs)] if beam == 1 else prefix_beam_search(log_probs, beam, beam)
         return [transcript for transcript in transcripts if len(transcript.tokens) >= fewest] or transcripts
+
+
+@dataclass(frozen=True)
+class EncodedSource:
+    """A model that has already encoded its source, for a search."""
+
+    model: SpeechModel
+    encoded: Tensor  # [S', D]
+    layout: PackedLayout
+
+    def start(self, source: Any) -> DecoderState:
+        return self.model.start_encoded(self.encoded, self.layout)
+
+    def step(self, state: DecoderState, tokens: Tensor) -> tuple[Tensor, DecoderState]:
+        return self.model.step(state, tokens)
+
+
+def detect_languages(source: EncodedSource, ids: list[int]) -> list[int]:
+    """The likeliest of the languages' tokens `ids` as the first token of each recording."""
+    begin = torch.full((len(source.layout), 1), BOS, device=source.encoded.device)
+    logits, _ = source.step(source.start(None), begin)
+    chosen: list[int] = torch.tensor(ids)[logits[:, 0, ids].argmax(-1).cpu()].tolist()
+    return chosen
 
 
 def _hypothesis(tokens: Sequence[int], score: float) -> Hypothesis:

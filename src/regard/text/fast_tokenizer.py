@@ -82,7 +82,10 @@ class FastTokenizer(Tokenizer):
     @cached_property
     def _library(self) -> library.Tokenizer:
         made = load_library(self.model)
-        made.encode_special_tokens = True  # as text, not as the tokens that they spell
+        # Special tokens are encoded as text, not as the tokens that they spell; so are tags not marked in the file.
+        known = {token.content: token for token in made.get_added_tokens_decoder().values()}
+        made.add_special_tokens([known[tag] for tag in self.tags if tag in known and not known[tag].special])
+        made.encode_special_tokens = True
         return made
 
     @cached_property
