@@ -16,6 +16,7 @@ from test_decoders import CASES
 from test_decoders import folder_of as decoder_folder
 from test_huggingface import bert_folder, gpt2_folder, marian_folder
 from test_image_models import vit_folder
+from test_speech_models import whisper_folder
 from test_translators import CASES as TRANSLATORS
 from test_translators import folder_of as translator_folder
 
@@ -29,6 +30,7 @@ MAKERS: dict[str, Callable[[Path], Any]] = {
     "llama": lambda path: decoder_folder(CASES["llama 2"], path),
     "t5": lambda path: translator_folder(TRANSLATORS["t5 v1.1"], path),
     "vit": vit_folder,
+    "whisper": whisper_folder,
 }
 ABSURD = 10**12
 
@@ -76,6 +78,8 @@ def change(folder: Path, file: str, **fields: Any) -> None:
         ("t5", ["relative_attention_num_buckets", "relative_attention_max_distance"]),
         ("vit", ["num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size"]),
         ("vit", ["image_size", "patch_size", "num_channels"]),
+        ("whisper", ["encoder_layers", "decoder_layers", "d_model", "encoder_attention_heads", "encoder_ffn_dim"]),
+        ("whisper", ["max_source_positions", "max_target_positions", "vocab_size", "num_mel_bins"]),
         ("gpt2", ["n_layer", "n_embd", "n_head", "n_inner", "n_positions", "vocab_size"]),
         (
             "bert",
@@ -259,9 +263,40 @@ def test_tensors_of_vit_are_compared(copied: Callable[[str], Path]) -> None:
     assert "has no preprocessor_config.json" in refused(folder)
 
 
+def test_tensors_of_whisper_are_compared(copied: Callable[[str], Path]) -> None:
+    folder = copied("whisper")
+    path, sound = folder / "model.safetensors", (folder / "model.safetensors").read_bytes()
+    tensors = load(sound)
+    block = "model.decoder.layers.1"
+    for name in (
+        "model.encoder.conv1.weight",
+        f"{block}.encoder_attn.v_proj.bias",
+        "model.decoder.embed_tokens.weight",
+    ):
+        save_file({other: tensor for other, tensor in tensors.items() if other != name}, path)
+        assert "lacks tensor" in refused(folder) and name in refused(folder)
+        save_file(tensors | {name: tensors[name][:-1].clone()}, path)
+        assert name in refused(folder)
+    for name in (f"{block}.encoder_attn.k_proj.bias", "model.decoder.layers.2.fc1.bias", "projector.weight"):
+        save_file(tensors | {name: tensors[f"{block}.encoder_attn.v_proj.bias"].clone()}, path)
+        assert f"has an unknown tensor: {name}" in refused(folder)
+    path.write_bytes(sound)
+    for content, complaint in (
+        ('{"chunk_length": ' + "9" * 400 + "}", "chunk_length = 999"),
+        ('{"padding_value": NaN, "chunk_length": 2}', "padding_value = nan has no counterpart"),
+        ('{"sampling_rate": [16000], "chunk_length": 2}', "sampling_rate = list has no counterpart"),
+        ("[]", "it is not a JSON object"),
+    ):
+        (folder / "preprocessor_config.json").write_text(content)
+        assert complaint in refused(folder), content
+    (folder / "preprocessor_config.json").unlink()
+    assert "has no preprocessor_config.json" in refused(folder)
+    (folder / "processor_config.json").write_text('{"feature_extractor": [2]}')
+    assert "feature_extractor must be an object" in refused(folder)
+
+
 def test_kinds_that_are_not_read_are_refused_with_the_reason(copied: Callable[[str], Path]) -> None:
     for kind, complaint in (
-        ("whisper", "model_type = 'whisper' is not read: its features"),
         ("mixtral", "mixtures of experts"),
         ("blip", "model_type = 'blip' has no counterpart here"),
     ):
@@ -276,6 +311,9 @@ def test_sizes_that_no_tensor_confirms_are_bounded(copied: Callable[[str], Path]
         ("t5", "config.json", "n_positions", (ABSURD, -3)),
         ("llama", "generation_config.json", "num_beams", (ABSURD, -3)),
         ("t5", "generation_config.json", "num_beams", (ABSURD,)),
+        ("whisper", "generation_config.json", "num_beams", (ABSURD, -3)),
+        ("whisper", "preprocessor_config.json", "chunk_length", (ABSURD, 10**30, -3, 0)),
+        ("whisper", "preprocessor_config.json", "feature_size", (ABSURD, 10**30, -3)),
         ("marian", "generation_config.json", "num_beams", (ABSURD,)),
         ("marian", "generation_config.json", "length_penalty", (-1, float("nan"), float("inf"), "1")),
     ):

@@ -11,7 +11,6 @@ import locally_trained as trained
 import numpy as np
 import pytest
 import torch
-import torch
 from imported import imported_cases
 from test_huggingface import spread, transformers
 from tokenizers import AddedToken
@@ -239,7 +238,7 @@ def test_a_long_recording_is_the_texts_of_its_parts(made: Any) -> None:
     """Silence between two sounds: it is cut there, and each part is written as it is alone."""
     run = made("whisper")[2]
     loaded = LoadedRun.load(run.path, device="cpu")
-    task, first, second = loaded.task, *(sound[: int(1.7 * RATE)] for sound in (sounds(2, 8)[-1], sounds(2, 9)[-1]))
+    task, first, second = loaded.task, sounds(2, 8)[-1][: int(1.7 * RATE)], sounds(1.5, 9)[-1]
     assert isinstance(task, SpeechTask)
     whole = np.concatenate([first, np.zeros(RATE // 2, np.float32), second])
     parts = cut_at_pauses(whole, RATE, 2.0)
@@ -251,7 +250,7 @@ def test_a_long_recording_is_the_texts_of_its_parts(made: Any) -> None:
     assert both.texts == (f"{one.text} {other.text}",) and both.hypotheses[0].tokens[:3] == one.hypotheses[0].tokens[:3]
     with pytest.raises(UserError, match="nbest must be 1"):
         loaded.written("transcribe", whole, nbest=2)
-    with pytest.raises(UserError, match="3.9 seconds long, and the model reads at most 2: cut it into parts"):
+    with pytest.raises(UserError, match=r"3\.7 seconds long, and the model reads at most 2: cut it into parts"):
         task.inspect(whole)
 
 
@@ -267,7 +266,6 @@ def test_what_an_imported_whisper_cannot_do_is_one_line(
         (["evaluate", path], "its weights were imported): set data.speech"),
         (["draw", path, short, "--target", "the cat"], "data.language is not set"),
         (["draw", path, str(recordings / "long.wav")], "5.0 seconds long, and the model reads at most 2"),
-        (["export", path, "--to", "onnx", "--out", "nowhere"], "the speech family"),
     ):
         assert run_command(command, debug=False) == 2, command
         said = capsys.readouterr().err

@@ -40,6 +40,7 @@ CLASS = "WhisperForConditionalGeneration"
 FEATURES = "preprocessor_config.json"
 PROCESSOR = "processor_config.json"  # holds the features' settings since transformers 5
 SPECIAL = re.compile(r"<\|.*\|>")
+HOP = round(FRAME * WHISPER_RATE)  # samples from one frame of features to the next
 TASKS = ("transcribe", "translate")
 TARGETS, OUTPUT = "model.decoder.embed_tokens.weight", "proj_out.weight"
 SOURCE_POSITIONS, TARGET_POSITIONS = (f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder"))
@@ -190,7 +191,7 @@ def _features(folder: HFFolder, frames: int) -> dict[str, Any]:
         raise UserError(f"{folder.path} has no {FEATURES}, which says how sound becomes features")
     if (kind := given.text("feature_extractor_type")) not in (None, "WhisperFeatureExtractor"):
         raise given.error("feature_extractor_type", f"= {short_repr(kind)} has no counterpart here")
-    fixed = {"sampling_rate": WHISPER_RATE, "hop_length": 160, "n_fft": 400, "padding_value": 0, "dither": 0}
+    fixed = {"sampling_rate": WHISPER_RATE, "hop_length": HOP, "n_fft": 400, "padding_value": 0, "dither": 0}
     for name, value in {**fixed, "do_normalize": False}.items():
         if given.content.get(name, value) not in (value, None):
             what = short_repr(given.content[name])
@@ -200,7 +201,7 @@ def _features(folder: HFFolder, frames: int) -> dict[str, Any]:
     stated = given.integer("feature_size")
     if bands != (80 if stated is None else stated):
         raise given.error("feature_size", f"= {stated}, but config.json has num_mel_bins = {bands}")
-    if round(seconds / FRAME) != 2 * frames:
+    if seconds * WHISPER_RATE != 2 * frames * HOP:  # as whole numbers, however large
         needed = f"max_source_positions = {frames}, which is {2 * frames * FRAME:g} seconds"
         raise given.error("chunk_length", f"= {short_repr(seconds)}, but config.json has {needed}")
     return {"features": "whisper", "mels": bands, "window": seconds}

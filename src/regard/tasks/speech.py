@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from regard.data.audio import Samples, check_samples, cut_at_pauses, read_audio
-from regard.data.corpora import expand
+from regard.data.corpora import expand, no_data
 from regard.data.features import Example
 from regard.data.log_mel import HOP, WINDOW, log_mel, whisper_log_mel
 from regard.data.speech import Recording, Utterance, at_speeds, join_utterances, read_utterances
@@ -107,6 +107,8 @@ class SpeechTask(FeatureTextTask):
     def _split(self, split: str) -> list[Example]:
         """The examples of a split of the manifests, joined if the recipe says so."""
         data = self.recipe.data
+        if data.speech is None:
+            raise no_data(data)
         chosen = [utterance for utterance in self.utterances if utterance.split == split]
         if not chosen:
             raise UserError(f"there are no {split} recordings: give the manifest a column split, or set data.held_out")
