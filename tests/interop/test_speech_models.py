@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from imported import imported_cases
+from safetensors.torch import load_file
 from test_huggingface import spread, transformers
 from tokenizers import AddedToken
 
@@ -19,8 +20,9 @@ from regard import tasks
 from regard.cli import run as run_command
 from regard.data.audio import Samples, cut_at_pauses
 from regard.errors import UserError
-from regard.interop import import_folder
+from regard.interop import export_run, import_folder
 from regard.interop.check import largest_difference
+from regard.interop.exported import verify
 from regard.interop.vocabularies import ids_of
 from regard.runs import LoadedRun
 from regard.tasks.speech import SpeechTask
@@ -222,6 +224,7 @@ def test_all_verbs_take_an_imported_whisper(
         ["draw", path, short, "--out", str(tmp_path / "drawn.svg")],
         ["train", str(run.path / "recipe.toml"), "--from", path, "--out", tuned, *tuning],
         ["evaluate", tuned, "--device", "cpu"],
+        ["export", tuned, "--to", "huggingface", "--out", str(tmp_path / "exported"), "--check"],
     ):
         assert run_command(command, debug=True) == 0, command
     said = capsys.readouterr().out.splitlines()
@@ -232,6 +235,29 @@ def test_all_verbs_take_an_imported_whisper(
     assert json.loads(said[3])["language"] == "haw"
     assert any(line.startswith("WER") for line in said[4:])
     assert (tmp_path / "drawn.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize("name", MARKED_CASES)
+def test_what_is_imported_is_exported_unchanged(made: Any, name: str, tmp_path: Path) -> None:
+    model, folder, run = made(name)
+    back = export_run(run, tmp_path / "back")
+    before, after = load_file(folder / "model.safetensors"), load_file(back / "model.safetensors")
+    assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+    again = import_folder(back, tmp_path / "again").recipe
+    assert again.model == run.recipe.model and again.data == run.recipe.data
+    assert again.decoding.begin_suppress_ids == run.recipe.decoding.begin_suppress_ids
+    assert again.decoding.suppress_ids == run.recipe.decoding.suppress_ids
+    (found,) = verify(run, back, "huggingface") or []
+    assert found.equal == found.texts == 3 and found.difference is not None and found.difference <= BOUND
+    processor = transformers.AutoProcessor.from_pretrained(back)
+    features = processor(sounds(1)[0], sampling_rate=RATE, return_tensors="pt")["input_features"]
+    theirs = transformers.WhisperForConditionalGeneration.from_pretrained(back).eval()
+    options = dict(max_new_tokens=8, num_beams=1, do_sample=False, suppress_tokens=None)
+    task = {"task": "transcribe"} if name == "whisper" else {}
+    assert theirs.generate(features, **options).equal(model.generate(features, **options, **task))
+    tokens = [ids_of(run.tokenizers[1])[token] for token in run.tokenizers[1].encode(" the cat sat")]
+    assert processor.tokenizer(" the cat sat", add_special_tokens=False)["input_ids"] == tokens
+    assert processor.batch_decode([tokens]) == [" the cat sat"]
 
 
 def test_a_long_recording_is_the_texts_of_its_parts(made: Any) -> None:
@@ -263,6 +289,8 @@ def test_what_an_imported_whisper_cannot_do_is_one_line(
         (["transcribe", english, short, "--language", "en"], "this model takes no language and no task"),
         (["transcribe", english, short, "--task", "translate"], "this model takes no language and no task"),
         (["transcribe", path, short, "--task", "summarize"], "Invalid value for '--task'"),
+        (["export", path, "--to", "onnx", "--out", "nowhere"], "the speech family cannot be exported to ONNX"),
+        (["export", path, "--to", "ctranslate2", "--out", "nowhere"], "the speech family has no counterpart"),
         (["evaluate", path], "its weights were imported): set data.speech"),
         (["draw", path, short, "--target", "the cat"], "data.language is not set"),
         (["draw", path, str(recordings / "long.wav")], "5.0 seconds long, and the model reads at most 2"),

@@ -41,7 +41,7 @@ def export(
     out: Annotated[Path, typer.Option(metavar="PATH", help="The folder or file to make.", show_default=False)],
     check: Annotated[bool, CHECK] = False,
     unverified: Annotated[
-        bool, typer.Option("--unverified", help="Do not compare the export with RUN on texts or images.")
+        bool, typer.Option("--unverified", help="Do not compare the export with RUN on texts, images or sounds.")
     ] = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -50,15 +50,15 @@ def export(
     huggingface: a directory for transformers, with config.json, model.safetensors, the tokenizer and settings for
     generation. gpt becomes GPT2LMHeadModel or GPTNeoXForCausalLM (rotary positions); bert BertForMaskedLM or
     BertForSequenceClassification; transformer MarianMTModel or PegasusForConditionalGeneration (norms first); vit
-    ViTForImageClassification.
+    ViTForImageClassification; speech, if it was imported, WhisperForConditionalGeneration.
 
     ctranslate2: a directory for CTranslate2, of transformer and gpt. onnx: encoder.onnx and decoder.onnx (one step with
     cache) of transformer, decoder.onnx of gpt, model.onnx of bert; translate.py in the same folder runs the first two
     with onnxruntime, without regard.
 
     Settings that a format cannot express are an error that names them. At the end, RUN and the export process 200
-    held-out texts (or 32 random images); if results differ other than by rounding, the command fails and removes what
-    it made.
+    held-out texts (or 32 random images, or 3 random sounds); if results differ other than by rounding, the command
+    fails and removes what it made.
 
     Examples:
 

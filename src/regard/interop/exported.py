@@ -241,7 +241,7 @@ def verify(run: RunDir, folder: Path, to: str) -> list[Agreement] | None:
     package, opener = OPENERS[to]
     if find_spec(package) is None:
         return None
-    if run.recipe.data.kind != "images":
+    if run.recipe.data.kind not in ("images", "speech"):
         return agreements(run, opener(run, folder))
     found = compare_logits(run, logit_pairs(run, folder, count=IMAGES))
     require_agreement(run, found)

@@ -89,6 +89,7 @@ BY_FAMILY: dict[str, list[Converter]] = {  # by model.family of a recipe
     "bert": [bert],
     "transformer": [marian, pegasus],
     "vit": [vit],
+    "speech": [whisper],
 }
 HEADS = ("mlm_head.", "classifier.")  # prefixes of the tensors of our heads, which a saved body lacks
 

@@ -21,26 +21,29 @@ from regard.interop.common import (
     count,
     end_of_text,
     fraction,
+    hf_activation,
     layers,
     rows,
     token,
+    unsupported_settings,
 )
 from regard.interop.fast_tokenizers import FILE, read_fast_tokenizer, vocabulary_of
-from regard.interop.generation import beams, length_penalty
-from regard.interop.hf_folder import Fields, HFFolder, TensorInfo, short_repr
+from regard.interop.generation import POWER, beams, length_penalty
+from regard.interop.hf_folder import Fields, Files, HFFolder, TensorInfo, as_json, short_repr
 from regard.interop.name_map import Entry, IgnoredTensors, VocabularyRows, inverse, layered
 from regard.interop.vocabularies import ids_of
 from regard.models.speech import FRAME, WHISPER_RATE, SpeechSettings
 from regard.recipes.schema import Recipe
 from regard.tasks.speech_prompt import LANGUAGE, NO_TIMESTAMPS, languages, task_token
 from regard.tensor_io import Tensors
-from regard.text import EOS, Tokenizer
+from regard.text import BOS, EOS, Tokenizer
+from regard.text.fast_tokenizer import FastTokenizer
 
 CLASS = "WhisperForConditionalGeneration"
 FEATURES = "preprocessor_config.json"
 PROCESSOR = "processor_config.json"  # holds the features' settings since transformers 5
-SPECIAL = re.compile(r"<\|.*\|>")
-HOP = round(FRAME * WHISPER_RATE)  # samples from one frame of features to the next
+SPECIAL, TIME = re.compile(r"<\|.*\|>"), re.compile(r"<\|[0-9.]+\|>")
+HOP, WINDOW = 160, 400  # samples from one frame of features to the next, and of each
 TASKS = ("transcribe", "translate")
 TARGETS, OUTPUT = "model.decoder.embed_tokens.weight", "proj_out.weight"
 SOURCE_POSITIONS, TARGET_POSITIONS = (f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder"))
@@ -191,7 +194,7 @@ def _features(folder: HFFolder, frames: int) -> dict[str, Any]:
         raise UserError(f"{folder.path} has no {FEATURES}, which says how sound becomes features")
     if (kind := given.text("feature_extractor_type")) not in (None, "WhisperFeatureExtractor"):
         raise given.error("feature_extractor_type", f"= {short_repr(kind)} has no counterpart here")
-    fixed = {"sampling_rate": WHISPER_RATE, "hop_length": HOP, "n_fft": 400, "padding_value": 0, "dither": 0}
+    fixed = {"sampling_rate": WHISPER_RATE, "hop_length": HOP, "n_fft": WINDOW, "padding_value": 0, "dither": 0}
     for name, value in {**fixed, "do_normalize": False}.items():
         if given.content.get(name, value) not in (value, None):
             what = short_repr(given.content[name])
@@ -271,3 +274,104 @@ def _forced(folder: HFFolder, given: Fields, tokenizer: Tokenizer) -> list[str]:
             raise fields.error("forced_decoder_ids", f"has {theirs}, which is not a special token")
         names.append(tokenizer.tags[ours[theirs] - EOS - 2])
     return names
+
+
+# -- export ------------------------------------------------------------------------------------------------------------
+
+
+def unsupported(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> list[str]:
+    """The settings of a run that Whisper cannot express."""
+    wanted: dict[str, Any] = {"features": "whisper", "stem": "whisper", "source_positions": "learned"}
+    wanted |= {"positions": "learned", "norm": "layer", "norm_first": True, "norm_eps": 1e-5, "embedding_norm": False}
+    wanted |= {"biases": True, "qk_norm": False, "se_dim": 0, "scale_embeddings": False, "output_bias": False}
+    wanted |= {"ctc_weight": 0.0, "head_width": 0}
+    problems = unsupported_settings(recipe.model, "Whisper", **wanted)
+    if not isinstance(target, FastTokenizer):
+        problems.append(f'text.unit = "{target.unit}" has no counterpart in Whisper (only imported tokenizers have)')
+    return problems
+
+
+def config(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> dict[str, Any]:
+    settings, ids = cast(SpeechSettings, recipe.model), ids_of(target)
+    sides = {
+        f"{side}_{name}": value
+        for side in ("encoder", "decoder")
+        for name, value in (("attention_heads", settings.heads), ("ffn_dim", settings.ffn_width))
+    }
+    return {
+        "architectures": [CLASS],
+        "model_type": "whisper",
+        "is_encoder_decoder": True,
+        "vocab_size": max(ids) + 1,
+        "num_mel_bins": settings.mels,
+        "d_model": settings.width,
+        "encoder_layers": settings.encoder_layers,
+        "decoder_layers": settings.decoder_layers,
+        **sides,
+        "dropout": settings.dropout,
+        "activation_function": hf_activation(settings.activation),
+        "max_source_positions": settings.max_frames,
+        "max_target_positions": settings.max_positions,
+        "scale_embedding": False,
+        "tie_word_embeddings": settings.tie_embeddings,
+        **_roles(target),
+        "dtype": "float32",
+    }
+
+
+def _roles(target: Tokenizer) -> dict[str, int]:
+    ids = ids_of(target)
+    ends = dict.fromkeys(("eos_token_id", "pad_token_id", "bos_token_id"), ids[EOS])
+    return ends | {"decoder_start_token_id": ids[BOS]}
+
+
+def files(recipe: Recipe, source: Tokenizer, target: Tokenizer) -> Files:
+    """The settings of the features and of generation, and the tokenizer as it was imported."""
+    assert isinstance(target, FastTokenizer) and target.foreign is not None
+    names = {"tokenizer_class": "WhisperTokenizer", "processor_class": "WhisperProcessor"}
+    return {
+        FEATURES: as_json(_feature_settings(cast(SpeechSettings, recipe.model))),
+        "generation_config.json": as_json(_generation_settings(recipe, target)),
+        FILE: target.model.encode(),
+        "tokenizer_config.json": as_json({**target.foreign.roles, **names}),
+    }
+
+
+def _feature_settings(settings: SpeechSettings) -> dict[str, Any]:
+    return {
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "processor_class": "WhisperProcessor",
+        "feature_size": settings.mels,
+        "sampling_rate": WHISPER_RATE,
+        "hop_length": HOP,
+        "n_fft": WINDOW,
+        "chunk_length": round(settings.window),
+        "n_samples": round(settings.window * WHISPER_RATE),
+        "nb_max_frames": round(settings.window / FRAME),
+        "padding_side": "right",
+        "padding_value": 0.0,
+        "return_attention_mask": False,
+    }
+
+
+def _generation_settings(recipe: Recipe, target: Tokenizer) -> dict[str, Any]:
+    """Special tokens are suppressed; timestamps are not, so that transformers can write them."""
+    settings, decoding, ids = cast(SpeechSettings, recipe.model), recipe.decoding, ids_of(target)
+    specials = [target.tag(tag) for tag in target.tags if SPECIAL.fullmatch(tag) and not TIME.fullmatch(tag)]
+    found = {
+        **_roles(target),
+        "suppress_tokens": sorted({ids[BOS], *(ids[token] for token in (*specials, *decoding.suppress_ids))}),
+        "begin_suppress_tokens": sorted(ids[token] for token in decoding.begin_suppress_ids),
+        "no_timestamps_token_id": ids[target.tag(NO_TIMESTAMPS)],
+        "is_multilingual": settings.prompt == "whisper",
+        "return_timestamps": False,
+        "num_beams": decoding.beam,
+        "length_penalty": round(POWER * decoding.length_penalty, 6),
+        "max_length": settings.max_positions,
+    }
+    if settings.prompt != "whisper":
+        return found
+    codes = {f"<|{code}|>": ids[token] for code, token in languages(target).items()}
+    tasks = {task: ids[target.tag(task_token(task))] for task in TASKS if task_token(task) in target.tags}
+    found |= {"lang_to_id": codes, "task_to_id": tasks, "task": recipe.data.speech_task}
+    return found if recipe.data.language is None else found | {"language": f"<|{recipe.data.language}|>"}

@@ -46,7 +46,7 @@ class SpeechTask(FeatureTextTask):
     usage = "recording.wav"
     builtin_usage = "'test 1'"
     rows = "frames"
-    verbs = frozenset({"transcribe", "evaluate", "look", "draw", "bench"})
+    verbs = frozenset({"transcribe", "evaluate", "look", "draw", "bench", "export"})
     writer_class = Transcriber
     prompt_settings = ("language", "task")
 
