@@ -14,8 +14,17 @@ import soundfile
 import torch
 from transformers import audio_utils
 
-from regard.data.audio import Samples, check_samples, read_audio, resample
-from regard.data.log_mel import fft_size, frame_sizes, log_mel, mel_filters, mel_power, num_frames
+from regard.data.audio import Samples, check_samples, cut_at_pauses, read_audio, resample
+from regard.data.log_mel import (
+    fft_size,
+    frame_sizes,
+    log_mel,
+    mel_filters,
+    mel_power,
+    num_frames,
+    slaney_filters,
+    whisper_log_mel,
+)
 from regard.errors import RegardWarning, UserError
 
 
@@ -129,3 +138,37 @@ def test_missing_files_are_refused_and_clipped_ones_warned_of(tmp_path: Path) ->
         read_audio(tmp_path / "loud.wav", 8000)
     with pytest.raises(UserError, match=r"sound is \[samples\]"):
         check_samples(np.zeros((3, 2), np.float32), "array")
+
+
+@pytest.mark.parametrize("bands", [80, 128])
+def test_whisper_s_bands_are_those_of_transformers(bands: int) -> None:
+    expected = audio_utils.mel_filter_bank(201, bands, 0, 8000, 16000, norm="slaney", mel_scale="slaney")
+    torch.testing.assert_close(slaney_filters(16000, bands), torch.from_numpy(expected).float(), atol=1e-8, rtol=1e-5)
+
+
+def test_whisper_s_features_are_those_of_a_plain_fourier_transform() -> None:
+    """Of the frame at 0.5 s: its window is centred there. After the sound there is silence, at the lowest value."""
+    sound = tone(440, 16000, 1.0) + noise(16000) / 100
+    found = whisper_log_mel(sound, 16000, 80, 2.0)
+    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(400) / 400)
+    waves = np.exp(-2j * np.pi * np.outer(np.arange(201), np.arange(400)) / 400)
+    power = np.abs(waves @ (window * sound[8000 - 200 : 8000 + 200])) ** 2 @ slaney_filters(16000, 80).numpy()
+    lowest = float(found.min())
+    assert found.shape == (200, 80) and float(found.max()) - lowest == pytest.approx(2)
+    expected = np.maximum((np.log10(power) + 4) / 4, lowest)
+    np.testing.assert_allclose(found[50].numpy(), expected, atol=1e-4)
+    assert bool((found[110:] == lowest).all())
+
+
+def test_long_sounds_are_cut_where_they_are_weakest() -> None:
+    sound = noise(8000 * 20)
+    sound[8000 * 9 : 8000 * 9 + 2400] = 0  # from 9 s on: in the last 1 2/3 s of the first part
+    sound[8000 * 18 :] /= 10
+    first, second, *others = cut_at_pauses(sound, 8000, 10.0)
+    assert 9.0 <= len(first) / 8000 <= 9.3 and 18.0 <= (len(first) + len(second)) / 8000 <= 19.3
+    parts = [first, second, *others]
+    assert all(len(part) <= 8000 * 10 for part in parts) and np.array_equal(np.concatenate(parts), sound)
+    assert [len(part) for part in cut_at_pauses(sound[: 8000 * 10], 8000, 10.0)] == [8000 * 10]
+    sound[len(first) :] = 0
+    (only,) = cut_at_pauses(sound, 8000, 10.0)
+    assert np.array_equal(only, first)

@@ -44,7 +44,7 @@ class Transcriber(TextWriter):
         return replace(writer, language=recipe.data.language, task=recipe.data.speech_task)
 
     def with_prompt(self, **prompt: str) -> Self:
-        changed = replace(self, **prompt)
+        changed = replace(self, language=prompt.get("language", self.language), task=prompt.get("task", self.task))
         _ = changed.prompt  # checks it
         return changed
 
