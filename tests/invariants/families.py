@@ -238,6 +238,8 @@ def speech(seed: int) -> dict[str, Any]:
         "norm": ["layer", "rms"][seed % 2],  # running statistics of few frames would enlarge rounding errors
         "mels": random.randint(3, 7),
         "subsample": [2, 4, 1][seed % 3],
+        "stem": "whisper" if seed % 6 == 3 else "strided",
+        "source_positions": [None, "learned", None][seed % 3],
         "ctc_weight": [0.3, 0.0, 0.6, 0.3][seed % 4],
         "band_masks": [2, 2] if masked else [0, 0],
         "frame_masks": [2, 4] if masked else [0, 0],

@@ -35,10 +35,10 @@ def frames(*lengths: int) -> list[Tensor]:
     return [torch.randn(n, 5) for n in lengths]
 
 
-@pytest.mark.parametrize("factor", [2, 8])
-def test_gradients_of_subsampling_are_those_of_each_recording_alone(factor: int) -> None:
+@pytest.mark.parametrize(("stem", "factor"), [("strided", 2), ("strided", 8), ("whisper", 2)])
+def test_gradients_of_subsampling_are_those_of_each_recording_alone(stem: str, factor: int) -> None:
     torch.manual_seed(0)
-    embedding = SoundEmbedding(settings(subsample=factor, positions="none"))
+    embedding = SoundEmbedding(settings(subsample=factor, stem=stem, positions="none"))
     packed = PackedFeatures.from_arrays(frames(16, 1, 8, 31))
     values = packed.values.requires_grad_()
     inputs = [values, *embedding.parameters()]
@@ -48,15 +48,16 @@ def test_gradients_of_subsampling_are_those_of_each_recording_alone(factor: int)
         x = part.T[None]
         for convolution in embedding.convolutions:
             x = nn.functional.gelu(convolution(x))
-        expected = expected + embedding.project(x[0].T).square().sum()
+        tokens = x[0].T if embedding.project is None else embedding.project(x[0].T)
+        expected = expected + tokens.square().sum()
     for one, other in zip(found, torch.autograd.grad(expected, inputs), strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("factor", [1, 2, 4, 8])
-def test_subsampling_of_a_packed_batch_is_that_of_each_recording_alone(factor: int) -> None:
+@pytest.mark.parametrize(("stem", "factor"), [*(("strided", n) for n in (1, 2, 4, 8)), ("whisper", 2)])
+def test_subsampling_of_a_packed_batch_is_that_of_each_recording_alone(stem: str, factor: int) -> None:
     torch.manual_seed(0)
-    embedding = SoundEmbedding(settings(subsample=factor, positions="none"))
+    embedding = SoundEmbedding(settings(subsample=factor, stem=stem, positions="none"))
     recordings = frames(13, 1, 8, 30)
     packed = PackedFeatures.from_arrays(recordings, size=60)
     found, layout = embedding(packed.values, packed.layout)
@@ -66,7 +67,22 @@ def test_subsampling_of_a_packed_batch_is_that_of_each_recording_alone(factor: i
         for convolution in embedding.convolutions:
             assert isinstance(convolution, nn.Conv1d)
             x = nn.functional.gelu(convolution(x))
-        torch.testing.assert_close(one, embedding.project(x[0].T), atol=1e-5, rtol=1e-5)
+        expected = x[0].T if embedding.project is None else embedding.project(x[0].T)
+        torch.testing.assert_close(one, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"features": "whisper"}, 'features = "whisper" needs sample_rate = 16000'),
+        ({"stem": "whisper", "subsample": 4}, 'stem = "whisper" needs subsample = 2'),
+        ({"prompt": "whisper", "ctc_weight": 0.3}, 'prompt = "whisper" needs ctc_weight = 0'),
+        ({"source_positions": "rotary"}, "source_positions"),
+    ],
+)
+def test_settings_of_whisper_that_do_not_fit_are_refused(changes: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ValidationError, match=rule):
+        settings(**changes)
 
 
 def test_spec_augment_zeroes_whole_bands_and_stretches_of_each_recording() -> None:
