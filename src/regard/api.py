@@ -352,7 +352,8 @@ class Model(LoadedRun):
         """Write what is said in a recording, or in several: `model.transcribe("seven.wav").text`.
 
         Recordings are files, or arrays [samples] of numbers from -1 to 1 with the sample rate of the model
-        (`recipe.model.sample_rate`). `settings` are those of the recipe's [decoding]; `texts` are the `nbest` best.
+        (`recipe.model.sample_rate`). `settings` are those of the recipe's [decoding], and `language="de"` and
+        `task="translate"` for imported Whisper models; `texts` are the `nbest` best.
         """
         return self.written("transcribe", recordings, nbest=nbest, **settings)
 

@@ -148,7 +148,8 @@ class LoadedRun:
         For speech models with a prompt, also `language` and `task`.
         """
         task = self.feature_task()
-        prompt = {name: settings.pop(name) for name in task.prompt_settings if settings.get(name) is not None}
+        prompt = {name: settings.pop(name, None) for name in task.prompt_settings}
+        prompt = {name: value for name, value in prompt.items() if value is not None}
         decoding = changed(self.recipe.decoding, settings, task.verb, ("nbest", "seed", *task.prompt_settings))
         writer = task.writer_class.for_recipe(self.module, self.tokenizers[1], self.recipe, decoding)
         writer = writer.with_prompt(**prompt) if prompt else writer

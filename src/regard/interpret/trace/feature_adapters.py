@@ -73,7 +73,7 @@ class FeatureTextAdapter(TraceAdapter):
         return TraceSides(given.axis, inputs, TokenSide(written))
 
     def forbidden(self) -> list[int]:
-        return self.target.forbidden()
+        return [*self.target.forbidden(), *self.writer.settings.suppress_ids]
 
 
 class SpellingAdapter(FeatureTextAdapter):
