@@ -28,7 +28,7 @@ from typing import Any
 from bench import machine
 
 KEPT = 20_000  # last characters of what a case printed
-ENDING = 5  # seconds in which torchrun ends its workers
+ENDING = 10  # seconds in which torchrun ends its workers
 LEAST = 20  # seconds that a case has to have left
 
 
@@ -149,9 +149,13 @@ def run(words: list[str], seconds: float, log: Path) -> int | None:
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """End a process and those that it started: torchrun ends its workers, which are in groups of their own."""
-    os.killpg(process.pid, signal.SIGTERM)
-    time.sleep(ENDING)
-    with contextlib.suppress(ProcessLookupError):
+    last = time.monotonic() + ENDING
+    with contextlib.suppress(ProcessLookupError):  # there is none left
+        os.killpg(process.pid, signal.SIGTERM)
+        while time.monotonic() < last:
+            process.poll()
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
