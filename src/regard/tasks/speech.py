@@ -80,7 +80,9 @@ class SpeechTask(FeatureTextTask):
         return "recordings"
 
     def same_outputs(self, other: Recipe) -> bool:
-        return self.recipe.data.columns == other.data.columns
+        """Whether texts are not another column of the same manifest. Columns of other manifests are not comparable."""
+        ours, theirs = self.recipe.data, other.data
+        return ours.columns == theirs.columns or ours.speech != theirs.speech
 
     # -- data ---------------------------------------------------------------------------------------------------------
 
