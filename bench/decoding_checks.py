@@ -3,10 +3,10 @@
     python -m bench.decoding_checks [--device cuda] [--plant]
     python -m bench.decoding_checks --old PATH        # also compare tokens/s with an older checkout (decoding_versions)
 
-A difference counts where the margin of the eager search's decision exceeds rounding. With freshly initialised weights
-few margins do, and few decisions depend on more than the last token, so noise is added to all weights and the logits
-are multiplied by 12. A check fails if fewer than half of its sentences are decisive. With --plant, errors are planted
-one after the other, and each must be detected. The exit status is 1 if any check fails.
+A difference counts where the decisions of the eager search depend on more than rounding (`decoding.decisive`). With
+freshly initialised weights few do, and few decisions depend on more than the last token, so noise is added to all
+weights and the logits are multiplied by 12. A check fails if fewer than half of its sentences are decisive. With
+--plant, errors are planted one after the other, and each must be detected. The exit status is 1 if any check fails.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from torch import Tensor
 
 from bench.machine import heading
 from regard.attention import StaticBeamTree
-from regard.decoding import Hypothesis, Report, SearchRequest, search
+from regard.decoding import Hypothesis, SearchRequest, search
 from regard.decoding.beam_state import SearchState
 from regard.decoding.constraints import Constraints
 from regard.decoding.cuda_graphs import CapturedRunner
+from regard.decoding.decisive import decisive
 from regard.decoding.sample_search import SampleState
 from regard.decoding.search import Runner
 from regard.decoding.static_search import StaticRunner
@@ -40,7 +41,7 @@ from regard.packed import PackedTokens
 from regard.recipes.schema import DecodingSettings, Recipe
 from regard.text import BOS, EOS, PAD
 
-TIE_MARGIN = 3e-4  # a decision by less than this may go either way in float32
+DISTURBANCE = 1e-3  # of the logits, several times what they are rounded by: they are scaled
 SCORE_TOLERANCE = 1e-3  # tolerance for scores of equal outputs
 SCALE, NOISE = 12.0, 0.2  # factor of the logits, and standard deviation of the noise in the weights
 NUM_ALLOWED = 64  # ids that are not banned, so that EOS is not too rare
@@ -110,24 +111,24 @@ class Check:
         return f"{counts}   {self.verdict}"
 
 
-Found = tuple[list[list[Hypothesis]], list[float]]
+Found = tuple[list[list[Hypothesis]], list[bool]]  # and whether each is decided by more than rounding
 
 
 def found(model: SequenceModel, how: dict[str, Any], run: Runner | None, device: torch.device) -> Found:
     settings = DecodingSettings.model_validate({"max_ratio": 1.0, "max_extra": 20, **how})
     nbest = 2 if settings.method == "sample" or settings.beam > 1 else 1
-    report, row = Report(), PackedTokens.from_lists(sentences()).to(device)
+    row = PackedTokens.from_lists(sentences()).to(device)
     request = SearchRequest(row, settings, nbest, banned=[PAD, BOS, *range(NUM_ALLOWED, WORDS)], seed=5)
-    return search(model, request, report=report, run=run), report.margins
+    results = search(model, request, run=run)
+    return results, decisive(model, request, results, DISTURBANCE) if run is None else [True] * len(results)
 
 
 def compared(got: Found, expected: Found) -> Check:
     same = [[h.tokens for h in a] == [h.tokens for h in b] for a, b in zip(got[0], expected[0], strict=True)]
-    decisive = [margin >= TIE_MARGIN for margin in expected[1]]
-    wrong = sum(not s and c for s, c in zip(same, decisive, strict=True))
+    wrong = sum(not s and c for s, c in zip(same, expected[1], strict=True))
     pairs = [p for x, y, s in zip(got[0], expected[0], same, strict=True) if s for p in zip(x, y, strict=True)]
     apart = max((abs(a.score - b.score) for a, b in pairs), default=0.0)
-    return Check(sum(same), sum(decisive), wrong, apart, len(same))
+    return Check(sum(same), sum(expected[1]), wrong, apart, len(same))
 
 
 def runners(device: torch.device) -> dict[str, Runner]:

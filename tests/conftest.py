@@ -176,7 +176,7 @@ class Table:
             write(f"{row:<{wide}}" + "".join(f"{self.cell(row, column):<18}" for column in self.columns))
         for (row, column), counts in self.notes.items():
             close, total = (sum(numbers) for numbers in zip(*counts, strict=True))
-            write(f"{row}, {column}: {close} of {total} decisions had margins below 1e-5")
+            write(f"{row}, {column}: {close} of {total} results differed, by decisions within rounding")
         for row, column in self.empty() if _whole_table(terminalreporter._session) else []:
             write(f"ERROR: no test ran for {row!r} of the {column} family", red=True)
 

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 import torch
-from tests.attention.cached import attend_cached
 from torch import Tensor
 
+from cached import attend_cached
 from regard.attention import (
     BeamTree,
     Causal,

@@ -7,9 +7,9 @@ import math
 
 import pytest
 import torch
-from tests.attention.cached import attend_cached
 from torch import Tensor
 
+from cached import attend_cached
 from regard.attention import (
     BeamTree,
     Causal,

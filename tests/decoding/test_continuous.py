@@ -15,7 +15,7 @@ from tests.decoding.test_static_search import ENSEMBLES, MODELS, SETTINGS, Taped
 from torch import Tensor
 
 from regard import cancel
-from regard.decoding import Hypothesis, Report, SearchRequest, search
+from regard.decoding import Hypothesis, SearchRequest, search
 from regard.decoding.continuous import Engine, EngineRunner
 from regard.decoding.engine_thread import EngineThread
 from regard.decoding.running_batch import Job, JobUpdate
@@ -31,7 +31,7 @@ def request_of(line: list[int], number: int, how: dict[str, Any], **options: Any
     chosen = DecodingSettings.model_validate({"max_ratio": 1.0, "max_extra": 6, **how})
     nbest = 2 if chosen.method == "sample" or chosen.beam > 1 else 1
     options = {"nbest": nbest, "seed": 5, "lines": [number], **options}
-    return SearchRequest(PackedTokens.from_lists([line]), chosen, banned=[PAD, BOS], margins=True, **options)
+    return SearchRequest(PackedTokens.from_lists([line]), chosen, banned=[PAD, BOS], **options)
 
 
 class Caller:
@@ -66,16 +66,14 @@ class Caller:
         """Compare with separate searches: tokens exactly, and scores to the rounding of float32."""
         assert sorted(self.found) == list(range(len(self.requests)))
         for number, request in enumerate(self.requests):
-            report = Report()
-            (expected,) = search(self.model, request, report=report)
+            (expected,) = search(self.model, request)
             assert not isinstance(self.found[number], Exception), self.found[number]
-            hypotheses, margin = self.found[number]
+            hypotheses = self.found[number]
             assert [h.tokens for h in hypotheses] == [h.tokens for h in expected]
             assert [h.finished for h in hypotheses] == [h.finished for h in expected]
             assert [h.score for h in hypotheses] == pytest.approx([h.score for h in expected], rel=1e-6)
             for one, other in zip(hypotheses, expected, strict=True):
                 assert one.logprobs == pytest.approx(other.logprobs, rel=1e-5, abs=1e-6)
-            assert margin == pytest.approx(report.margins[0], rel=1e-3, abs=1e-5)
 
 
 def staggered(model: SequenceModel, how: dict[str, Any], **options: Any) -> Caller:

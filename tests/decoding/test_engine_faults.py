@@ -89,7 +89,7 @@ def test_without_memory_graphs_are_freed_and_an_admission_is_tried_again(
     if failures == 1:
         caller.check()
     else:
-        assert isinstance(caller.found[1], tuple)
+        assert isinstance(caller.found[1], list)
 
 
 def test_a_caller_with_few_sentences_does_not_wait_for_one_with_many() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.decoding import Hypothesis, Report, SearchRequest, score, search
+from regard.decoding import Hypothesis, SearchRequest, score, search
 from regard.decoding.constraints import Constraints
 from regard.errors import UserError
 from regard.packed import PackedTokens, SeqBatch
@@ -84,11 +84,9 @@ def hashed(size: int) -> FakeModel:
     return FakeModel(logits)
 
 
-def one_sentence(
-    model: FakeModel, settings: DecodingSettings, length: int = 3, report: Report | None = None, **options: Any
-) -> list[Hypothesis]:
+def one_sentence(model: FakeModel, settings: DecodingSettings, length: int = 3, **options: Any) -> list[Hypothesis]:
     request = SearchRequest(PackedTokens.from_lists([[*[A] * (length - 1), EOS]]), settings, **options)
-    return search(model, request, report=report)[0]
+    return search(model, request)[0]
 
 
 def words(hypotheses: Sequence[Hypothesis]) -> list[list[int]]:
@@ -186,22 +184,6 @@ def test_a_finished_hypothesis_wins_a_tie() -> None:
         found = one_sentence(table(rows), DecodingSettings(beam=beam, max_ratio=1e-9, max_extra=2), nbest=2)
         assert words(found) == [[B], [A, C]]
         assert found[0].score == found[1].score
-
-
-def test_margin_is_the_closest_decision() -> None:
-    # Step 1 keeps B .4 before C .1; step 2 keeps A C .30 before A B and A END, .10 each; the ranking is .36 before .30.
-    report = Report()
-    one_sentence(table(SHORT_OR_LONG), DecodingSettings(beam=2, length_penalty=0, early_stopping=False), report=report)
-    assert report.margins == pytest.approx([math.log(0.36 / 0.30)], abs=1e-6)
-    # greedy: A .5 before B .4, C .6 before .2, and then no choice
-    one_sentence(table(SHORT_OR_LONG), DecodingSettings(beam=1, length_penalty=0), report=report)
-    assert report.margins[1:] == pytest.approx([math.log(0.5 / 0.4)], abs=1e-6)
-
-
-def test_a_tie_has_no_margin() -> None:
-    report = Report()
-    one_sentence(table({BOS: {A: 0.5, B: 0.5}}), DecodingSettings(beam=1), report=report)
-    assert report.margins == [0.0]
 
 
 # --- exhaustive search ----------------------------------------------------------------------------------------------
@@ -380,17 +362,6 @@ def test_a_sentence_does_not_depend_on_its_batch(settings: DecodingSettings) -> 
     for size in (2, 5, 11, 24):
         mixed = draw.sample(range(len(sources)), size)
         assert run(mixed, fill=size % 3) == [alone[n] for n in mixed]
-
-
-def test_margins_are_in_the_order_of_the_sentences() -> None:
-    sources = [[n, EOS] for n in range(3, 9)]
-    together, alone = Report(), Report()
-    settings = DecodingSettings(beam=3, max_extra=4)
-    search(hashed(9), SearchRequest(PackedTokens.from_lists(sources), settings), report=together)
-    for source in sources:
-        search(hashed(9), SearchRequest(PackedTokens.from_lists([source]), settings), report=alone)
-    assert together.margins == alone.margins
-    assert all(margin > 0 for margin in together.margins)
 
 
 def test_sentences_leave_the_batch_when_they_are_done() -> None:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from regard import taps
 from regard.attention import use_backend
-from regard.decoding import Hypothesis, Report, SearchRequest, cuda_graphs, search, static_search
+from regard.decoding import Hypothesis, SearchRequest, cuda_graphs, search, static_search
 from regard.decoding.cuda_graphs import CapturedRunner, is_inference, obstacle
+from regard.decoding.decisive import decisive
 from regard.decoding.repetition import completed_ngrams
 from regard.decoding.search import Runner, select_runner
 from regard.decoding.static_search import StaticRunner, rounded
@@ -30,7 +31,6 @@ from regard.recipes.schema import DecodingSettings, Recipe
 from regard.text import BOS, EOS, PAD
 
 WORDS = 24  # size of the vocabulary, special tokens included
-TIE_MARGIN = 1e-5  # margin below which a decision may differ in float32
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -107,27 +107,27 @@ def found(
     device: str = "cpu",
     watch: Watch | None = None,
     **options: Any,
-) -> tuple[list[list[Hypothesis]], list[float]]:
+) -> tuple[list[list[Hypothesis]], Callable[[], list[bool]]]:
+    """The results of a search, and a function that says which of them are decided by more than rounding."""
     settings = DecodingSettings.model_validate({"max_ratio": 1.0, "max_extra": 6, **how})
     options = {"nbest": 2 if settings.method == "sample" or settings.beam > 1 else 1, "seed": 5, **options}
-    report = Report()
     row = PackedTokens.from_lists(lines).to(device)
     request = SearchRequest(row, settings, banned=[PAD, BOS], **options)
-    return search(model, request, watch=watch, report=report, run=run), report.margins
+    results = search(model, request, watch=watch, run=run)
+    return results, lambda: decisive(model, request, results)
 
 
-def assert_same(got: tuple[Any, list[float]], expected: tuple[Any, list[float]]) -> None:
-    """Compare hypotheses, scores and margins, except for sentences decided by a margin below TIE_MARGIN."""
+def assert_same(got: tuple[Any, Any], expected: tuple[Any, Callable[[], list[bool]]]) -> None:
+    """Compare hypotheses and scores, except for sentences that are decided by no more than rounding."""
     assert len(got[0]) == len(expected[0])
-    for some, others, margin, other in zip(*got[:1], *expected[:1], got[1], expected[1], strict=True):
-        if other < TIE_MARGIN:
+    for n, (some, others) in enumerate(zip(got[0], expected[0], strict=True)):
+        if [h.tokens for h in some] != [h.tokens for h in others] and not expected[1]()[n]:
             continue
         assert [h.tokens for h in some] == [h.tokens for h in others]
         assert [h.finished for h in some] == [h.finished for h in others]
         assert [h.score for h in some] == pytest.approx([h.score for h in others], abs=1e-4)
         for one, two in zip(some, others, strict=True):
             assert one.logprobs == pytest.approx(two.logprobs, abs=1e-4)
-        assert margin == pytest.approx(other, abs=1e-4)
 
 
 # -- static shapes -----------------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_a_sentence_does_not_depend_on_its_batch(name: str) -> None:
     model, lines = model_of(name), sources(5)
     together = found(model, lines, SETTINGS["beam"], StaticRunner(round_sizes=True))
     alone = [found(model, [line], SETTINGS["beam"], StaticRunner(round_sizes=True)) for line in lines]
-    assert_same(([one[0] for one, _ in alone], [margin for _, (margin,) in alone]), together)
+    assert_same(([one[0] for one, _ in alone], None), together)
 
 
 def test_prompts_may_have_different_lengths_or_be_empty() -> None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -15,14 +16,14 @@ import torch
 from families import FIRST_WORD, SEEDS, Case, logits_of
 from torch import Tensor
 
-from regard.decoding import Hypothesis, Report, SearchRequest, score, search
+from regard.decoding import Hypothesis, SearchRequest, score, search
+from regard.decoding.decisive import decisive
 from regard.recipes.schema import DecodingSettings
 from regard.tasks.translator import Translator
 from regard.text import BOS, EOS, PAD, Tokenizer
 from regard.text import train as train_tokenizer
 
 seeds = pytest.mark.parametrize("seed", SEEDS)
-TIE_MARGIN = 1e-5  # a decision by less than this may go either way in float32
 
 
 def full_pass(made: Case, sources: list[Any], histories: list[list[int]]) -> Tensor:
@@ -67,10 +68,10 @@ def test_a_beam_of_one_takes_the_best_token_each_time(
 ) -> None:
     made: Case = case(seed, pairs=5)
     settings = DecodingSettings(beam=1, max_ratio=1.5, max_extra=4)
-    report = Report()
-    found = search(made.model, SearchRequest(made.source(), settings, banned=[PAD, BOS]), report=report)
+    request = SearchRequest(made.source(), settings, banned=[PAD, BOS])
+    found = search(made.model, request)
     close = 0
-    for source, (hypothesis,), margin in zip(made.sources, found, report.margins, strict=True):
+    for n, (source, (hypothesis,)) in enumerate(zip(made.sources, found, strict=True)):
         history, total = [BOS], 0.0
         limit = math.floor(1.5 * len(source) + 4)
         while len(history) <= limit and history[-1] != EOS:
@@ -79,9 +80,11 @@ def test_a_beam_of_one_takes_the_best_token_each_time(
             logp[[PAD, BOS]] = -math.inf
             history.append(int(logp.argmax()))
             total += float(logp.max())
-        close += margin < TIE_MARGIN
-        if margin >= TIE_MARGIN:
-            assert hypothesis.tokens == tuple(t for t in history[1:] if t != EOS)
+        expected = tuple(t for t in history[1:] if t != EOS)
+        if hypothesis.tokens != expected and not decisive(made.model, request, found)[n]:
+            close += 1
+        else:
+            assert hypothesis.tokens == expected
             assert hypothesis.finished == (history[-1] == EOS)
             assert sum(hypothesis.logprobs) == pytest.approx(total, abs=1e-4)
     record_property("close", [close, len(found)])
@@ -148,23 +151,29 @@ def test_a_sentence_does_not_notice_its_batch(
 ) -> None:
     made: Case = case(seed, pairs=6, longest=12)
     settings = DecodingSettings(beam=beam, max_extra=5)
-    outputs, margins = [], [math.inf] * 6
+    outputs, close = [], set()
     for batches in batches_of_six(seed):
         hypotheses = {}
         for chosen in batches:
-            report = Report()
-            found = search(made.model, SearchRequest(made.source(chosen), settings, nbest=beam), report=report)
+            found = search(made.model, SearchRequest(made.source(chosen), settings, nbest=beam))
             hypotheses.update(zip(chosen, found, strict=True))
-            for n, margin in zip(chosen, report.margins, strict=True):
-                margins[n] = min(margins[n], margin)
         outputs.append(hypotheses)
+
+    @cache
+    def decided() -> list[bool]:
+        request = SearchRequest(made.source(list(range(6))), settings, nbest=beam)
+        return decisive(made.model, request, [outputs[0][n] for n in range(6)])
+
     for n in range(6):
         for other in outputs[1:]:
-            if margins[n] >= TIE_MARGIN:
+            same = [h.tokens for h in other[n]] == [h.tokens for h in outputs[0][n]]
+            if not same and not decided()[n]:
+                close.add(n)
+            else:
                 assert [h.tokens for h in other[n]] == [h.tokens for h in outputs[0][n]]
                 scores = [h.score for h in outputs[0][n]]
                 assert [h.score for h in other[n]] == pytest.approx(scores, abs=1e-4)
-    record_property("close", [sum(margin < TIE_MARGIN for margin in margins), 6])
+    record_property("close", [len(close), 6])
 
 
 def batches_of_six(seed: int) -> list[list[list[int]]]:

@@ -13,7 +13,8 @@ import torch
 
 import regard
 from regard.data.corpora import held_out
-from regard.decoding import Report, SearchRequest, search
+from regard.decoding import SearchRequest, search
+from regard.decoding.decisive import decisive
 from regard.packed import PackedTokens
 
 
@@ -49,14 +50,10 @@ def the_batch_changes_nothing(model: regard.Model, lines: list[str]) -> None:
     for beam in (1, 4):
         translator = model.translator(beam=beam)
         tokens, _ = translator.encode(lines)
-        together = Report()
-        found = search(
-            model.module,
-            SearchRequest(PackedTokens.from_lists(tokens), translator.settings, banned=translator.forbidden),
-            report=together,
-        )
-        close = [margin < 1e-5 for margin in together.margins]
-        print(f"beam {beam}: {sum(close)} of {len(lines)} decisions had a margin below 1e-5")
+        request = SearchRequest(PackedTokens.from_lists(tokens), translator.settings, banned=translator.forbidden)
+        found = search(model.module, request)
+        close = [not decided for decided in decisive(model.module, request, found)]
+        print(f"beam {beam}: {sum(close)} of {len(lines)} are decided by no more than rounding")
         assert beam > 1 or not any(close)
         for sentence, (best, *_), is_close in zip(tokens, found, close, strict=True):
             ((alone, *_),) = search(

@@ -7,7 +7,7 @@ place, and with `static` no branch depends on their values, so that it can be ca
 Sampling (`sample_search`) and required terms (`term_search`) are subclasses that choose the next tokens differently.
 `results` reads the hypotheses of a state, `watching` shows and stops them on the way.
 
-Shapes: N sentences, K beams (or samples) each, F finished hypotheses, T tokens of capacity, V the vocabulary.
+Shapes: N sentences, K beams (or samples) and as many finished hypotheses each, T tokens of capacity, V the vocabulary.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ class Choice(NamedTuple):
     tokens: Tensor  # [N, K]
     logprobs: Tensor  # [N, K] of these tokens
     total: Tensor  # [N, K] log-probability of the extended hypotheses; -inf: there is none
-    margin: Tensor | None  # [N], if wanted
 
 
 @dataclass(eq=False)
@@ -49,7 +48,7 @@ class SearchState:
 
     SENTENCE_TENSORS: ClassVar[tuple[str, ...]] = (  # the fields with a row for each sentence
         *("tokens", "parents", "logprobs", "total", "last", "step", "done"),
-        *("margin", "finished_scores", "finished_ends", "max_penalty", "history"),
+        *("finished_scores", "finished_ends", "max_penalty", "history"),
     )
 
     settings: DecodingSettings
@@ -62,9 +61,8 @@ class SearchState:
     last: Tensor  # [N, K] token that each beam is fed next
     step: Tensor  # [N] tokens generated so far; it does not count after a sentence is done
     done: Tensor  # [N] whether the sentence has no live hypothesis
-    margin: Tensor | None  # [N] smallest decision margin so far, if wanted
-    finished_scores: Tensor  # [N, F] scores of the finished hypotheses, in beam search the best first; -inf: none
-    finished_ends: Tensor  # [N, F] where they ended
+    finished_scores: Tensor  # [N, K] scores of the finished hypotheses, in beam search the best first; -inf: none
+    finished_ends: Tensor  # [N, K] where they ended
     penalty: Tensor  # [T + 1] length penalty of n tokens
     max_penalty: Tensor  # [N] that of the maximum length
     history: Tensor | None  # [N, K, T] tokens of each beam, if they are read and beams are reordered
@@ -83,7 +81,6 @@ class SearchState:
         capacity: int,
         *,
         watched: bool = False,
-        margins: bool = False,
         static: bool = False,
         softmax_last: bool = False,
         **fields: Any,
@@ -92,7 +89,7 @@ class SearchState:
         device, count = constraints.limit.device, len(constraints.limit)
         width = capacity + static  # a static search goes on writing for sentences that are done: after their end
         beams = num_beams(settings, nbest)
-        reorders, finished = cls.reorders_beams(beams), cls.num_finished(beams, nbest)
+        reorders = cls.reorders_beams(beams)
 
         def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(count, *shape, dtype=dtype, device=device)
@@ -108,9 +105,8 @@ class SearchState:
             last=new(beams, dtype=torch.long),
             step=new(dtype=torch.long),
             done=new(dtype=torch.bool),
-            margin=new() if margins else None,
-            finished_scores=new(finished),
-            finished_ends=new(finished, dtype=torch.long),
+            finished_scores=new(beams),
+            finished_ends=new(beams, dtype=torch.long),
             penalty=length_penalties(settings.length_penalty, width).to(device),
             max_penalty=new(),
             history=new(beams, width, dtype=torch.long) if reorders and (watched or constraints.read_history) else None,
@@ -128,11 +124,6 @@ class SearchState:
         """Whether a beam may continue another one: not with one beam only."""
         return beams > 1
 
-    @classmethod
-    def num_finished(cls, beams: int, nbest: int) -> int:
-        """How many finished hypotheses of a sentence are kept: one more than wanted, for the margin of the ranking."""
-        return max(beams, nbest + 1) if cls.reorders_beams(beams) else beams
-
     def restart(self, constraints: Constraints, begin: Tensor, lines: Sequence[int], seed: int | Sequence[int]) -> None:
         """Initialise for a first step that feeds each sentence `begin` [N].
 
@@ -146,9 +137,9 @@ class SearchState:
 
     def reset(self, begin: Tensor) -> None:
         """The part of `restart` that runs on the device. Each sentence begins with one beam; its others are empty."""
-        for tensor, value in ((self.tokens, NO_TOKEN), (self.history, NO_TOKEN), (self.margin, math.inf)):
+        for tensor in (self.tokens, self.history):
             if tensor is not None:
-                tensor.fill_(value)
+                tensor.fill_(NO_TOKEN)
         self.total.fill_(-math.inf)[:, :1] = 0
         self.last.copy_(begin[:, None].expand_as(self.last))
         self.finished_scores.fill_(-math.inf)
@@ -230,38 +221,35 @@ class SearchState:
         """Select the best of all K * V candidates.
 
         A candidate is kept if it is among the K best of candidates and finished hypotheses together, by the score it
-        would have if it ended here; `penalty` is the same for all candidates of a sentence. The K + 1 best of all are
-        among the K + 1 best of each beam.
+        would have if it ended here; `penalty` is the same for all candidates of a sentence. The K best of all are among
+        the K best of each beam.
         """
-        value, token, _ = self._top_candidates(*self._normalise(logits), history)
+        value, token, _ = self._top_candidates(*self._normalise(logits), history, self.beams)
         total = (self.total[:, : value.shape[1], None] + value).flatten(1)  # [N, K * C]
-        if not self.reorders:  # greedy: candidates are sorted, and a sentence with a finished hypothesis is done
-            margin = self._decision_margin(total, penalty)
-            return Choice(self._beam_index.expand_as(self.last), token[:, 0, :1], value[:, 0, :1], total[:, :1], margin)
+        if not self.reorders:  # greedy: a sentence with a finished hypothesis is done
+            return Choice(self._beam_index.expand_as(self.last), token[:, 0], value[:, 0], total)
         count = total.shape[1]
-        finished = self.finished_scores[:, : self.beams] * penalty  # the totals that would have these scores now
-        top = torch.cat([total, finished], 1).topk(self.beams + 1)
-        margin = self._decision_margin(top.values[:, self.beams - 1 :], penalty)
-        index = top.indices[:, :-1]
-        total = top.values[:, :-1].masked_fill(index >= count, -math.inf)
+        finished = self.finished_scores * penalty  # the totals that would have these scores now
+        total, index = torch.cat([total, finished], 1).topk(self.beams)
+        total = total.masked_fill(index >= count, -math.inf)
         index = index.clamp(max=count - 1)
         logprobs, tokens = (x.flatten(1).gather(1, index) for x in (value, token))
-        return Choice(index // value.shape[-1], tokens, logprobs, total, margin)
+        return Choice(index // value.shape[-1], tokens, logprobs, total)
 
     def _normalise(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return log-probabilities; or, with `softmax_last`, the logits and what to subtract from the selected ones."""
         return (logits, log_sum(logits)) if self.softmax_last else (log_softmax(logits), None)
 
     def _top_candidates(
-        self, logits: Tensor, offset: Tensor | None, history: Tensor
+        self, logits: Tensor, offset: Tensor | None, history: Tensor, count: int
     ) -> tuple[Tensor, Tensor, SingleCandidate | None]:
         """Apply the constraints to logits [N, K, V], in place.
 
-        Return the log-probabilities and the tokens [N, K, C] of the best candidates of each beam, and the candidate of
-        beams that are left with only one.
+        Return the log-probabilities and the tokens [N, K, C] of the `count` best candidates of each beam (C is smaller
+        if the vocabulary is), and the candidate of beams that are left with only one.
         """
         single = self._mask(logits, offset, history)
-        value, token = topk(logits, self.beams + 1)
+        value, token = topk(logits, count)
         value = value if offset is None else value - offset[..., None]
         only = self._is_single(value[..., :1], single)
         if only is not None and single is not None:
@@ -289,13 +277,6 @@ class SearchState:
             return only | single.forced
         return only if self.static or bool(only.any()) else None
 
-    def _decision_margin(self, total: Tensor, penalty: Tensor) -> Tensor | None:
-        """Return the difference between the first two scores of `total` [N, 2 or more], if margins are wanted: [N]."""
-        if self.margin is None:
-            return None
-        kept, rejected = total[:, 0], total[:, 1]
-        return ((kept - rejected) / penalty.squeeze(-1)).masked_fill(rejected == -math.inf, math.inf)
-
     def _write(self, choice: Choice) -> None:
         """Append the chosen tokens."""
         written = [(self.tokens, choice.tokens), (self.logprobs, choice.logprobs)]
@@ -309,8 +290,6 @@ class SearchState:
             trail.scatter_(2, here, new[..., None])
         self.last.copy_(choice.tokens)
         self.total.copy_(choice.total)
-        if self.margin is not None and choice.margin is not None:
-            torch.minimum(self.margin, choice.margin, out=self.margin)
         self.step.add_(~self.done)
         self.steps_taken += 1
 
@@ -321,7 +300,7 @@ class SearchState:
     # -- finished hypotheses -------------------------------------------------------------------------------------------
 
     def finish(self, which: Tensor, penalty: Tensor) -> None:
-        """Move the live hypotheses `which` [N, K] to the finished ones, of which the F best are kept.
+        """Move the live hypotheses `which` [N, K] to the finished ones, of which the K best are kept.
 
         Unless beams are reordered, finished hypothesis k is that of beam k.
         """
@@ -340,11 +319,11 @@ class SearchState:
         self.total.masked_fill_(which, -math.inf)
 
     def _best_finished(self, scores: Tensor) -> Tensor:
-        """[N, F] the indices of the best of the finished hypotheses and the K that have just ended, [N, F + K]."""
-        return scores.topk(self.finished_scores.shape[1]).indices
+        """[N, K] the indices of the best of the finished hypotheses and those that have just ended, [N, 2 K]."""
+        return scores.topk(self.beams).indices
 
     def ranking(self) -> Tensor:
-        """[N, F] what ranks the finished hypotheses: their scores."""
+        """[N, K] what ranks the finished hypotheses: their scores."""
         return self.finished_scores
 
     def update_done(self, at_limit: Tensor) -> None:

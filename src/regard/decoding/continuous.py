@@ -6,7 +6,6 @@ all callers of `search` can share its batches.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -20,7 +19,7 @@ from regard.decoding.constraints import Constraints
 from regard.decoding.cuda_graphs import CapturedRunner
 from regard.decoding.engine_thread import EngineThread
 from regard.decoding.results import Hypothesis
-from regard.decoding.running_batch import Job, JobUpdate, Outcome, RunningBatch
+from regard.decoding.running_batch import Job, JobUpdate, RunningBatch
 from regard.decoding.search import Results, SearchRequest, Stepper
 from regard.decoding.static_search import StaticRunner
 from regard.decoding.watching import Beams, Watch
@@ -282,7 +281,7 @@ class EngineRunner:
         for n, source in enumerate(request.source.layout.split(request.source.ids)):
             job = Job(
                 n, source.tolist(), request.settings, request.nbest, _constraints_of(constraints, n), first[n],
-                lines[n], seeds[n], tuple(banned), on_update, request.margins, streams,
+                lines[n], seeds[n], tuple(banned), on_update, streams,
             )  # fmt: skip
             if streams and job.beams > 1:
                 raise ValueError("a watched search in an engine has one beam")
@@ -299,15 +298,15 @@ class PendingJob:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
-    def receive(self, update: JobUpdate) -> Outcome | None:
+    def receive(self, update: JobUpdate) -> list[Hypothesis] | None:
         """Return the outcome if the job has ended, also because the watcher stops it."""
         if isinstance(update.outcome, Exception):
             raise update.outcome
         if self.watch is None:
             return update.outcome
-        new, logprobs, margin = update.tokens, update.logprobs, math.nan
+        new, logprobs = update.tokens, update.logprobs
         if update.outcome is not None:  # the last token ends the hypothesis; on a GPU there may be others before it
-            (best, *_), margin = update.outcome
+            best = update.outcome[0]
             rest = slice(len(self.tokens), len(best.logprobs) - 1)
             new, logprobs = best.tokens[rest], best.logprobs[rest]
         for token, logprob in zip(new, logprobs, strict=True):
@@ -318,5 +317,5 @@ class PendingJob:
             if stopped is not None and bool(stopped.any()):
                 self.job.cancelled = True
                 alpha = self.job.settings.length_penalty
-                return [Hypothesis.of(self.tokens, self.logprobs, alpha, finished=False)], margin
+                return [Hypothesis.of(self.tokens, self.logprobs, alpha, finished=False)]
         return update.outcome

@@ -244,7 +244,7 @@ class CapturedRunner(StaticRunner):
             self._update_copy()
             return super().opened(model, setup)
         request, source = setup.request, _padded(setup.request.source, setup.shape)
-        key: tuple[object, ...] = step_key(request.settings, request.nbest, setup.watched, request.margins), setup.shape
+        key: tuple[object, ...] = step_key(request.settings, request.nbest, setup.watched), setup.shape
         key = *key, tuple(x.shape for x in setup.constraints.tensors())
         prefill = self.prefills.pop(key, None)
         if prefill is None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,21 +32,8 @@ class Hypothesis:
         return cls(tuple(tokens), tuple(logprobs), score, finished)
 
 
-@dataclass
-class Report:
-    """The margins of the decisions of a search, per sentence in the order searched.
-
-    `margins[n]` is the smallest difference that decided about sentence n. In beam search: between the scores of the
-    last candidate kept and the first rejected at any step, and of neighbours in the final ranking. In sampling: between
-    a draw and the nearer edge of the interval of the token it fell on. If it is below the rounding error of the model,
-    another batch or another kernel may decide otherwise. Several searches may append to one report.
-    """
-
-    margins: list[float] = field(default_factory=list)
-
-
-def read_results(state: SearchState, sentences: Sequence[int]) -> list[tuple[list[Hypothesis], float]]:
-    """Return up to `nbest` hypotheses, best first, and the smallest margin, for these sentences, which are done."""
+def read_results(state: SearchState, sentences: Sequence[int]) -> list[list[Hypothesis]]:
+    """Return up to `nbest` hypotheses, best first, for these sentences, which are done."""
     index = torch.tensor(list(sentences), device=state.done.device)
 
     def read(x: Tensor) -> Any:
@@ -55,16 +41,21 @@ def read_results(state: SearchState, sentences: Sequence[int]) -> list[tuple[lis
 
     longest = int(state.step[index].max())
     trails = zip(*(read(x[..., :longest]) for x in (state.tokens, state.parents, state.logprobs)), strict=True)
-    margins = [math.inf] * len(index) if state.margin is None else read(state.margin)
     finished = zip(read(state.finished_scores), read(state.ranking()), read(state.finished_ends), strict=True)
     results = []
-    for (scores, ranking, ends), trail, margin in zip(finished, trails, margins, strict=True):
+    for (scores, ranking, ends), trail in zip(finished, trails, strict=True):
         if any(map(math.isnan, scores)):
             raise UserError("the model's output is not a number: its weights are broken (did training diverge?)")
-        order = sorted((k for k, score in enumerate(scores) if score > -math.inf), key=lambda k: -ranking[k])
-        ranked = [_hypothesis(state, trail, ends[k], scores[k]) for k in order[: state.nbest + 1]]
-        results.append((ranked[: state.nbest], min(margin, _ranking_margin(ranked))))
+        found = [k for k, score in enumerate(scores) if score > -math.inf]
+        order = sorted(found, key=lambda k: (-ranking[k], not _is_finished(state, trail, ends[k])))
+        results.append([_hypothesis(state, trail, ends[k], scores[k]) for k in order[: state.nbest]])
     return results
+
+
+def _is_finished(state: SearchState, trail: tuple[list[list[Any]], ...], end: int) -> bool:
+    """Whether the last token of a hypothesis is EOS: of equal scores, that of a finished one comes first."""
+    length, beam = divmod(end, state.beams)
+    return bool(trail[0][beam][length - 1] == EOS)
 
 
 def _hypothesis(state: SearchState, trail: tuple[list[list[Any]], ...], end: int, score: float) -> Hypothesis:
@@ -77,8 +68,3 @@ def _hypothesis(state: SearchState, trail: tuple[list[list[Any]], ...], end: int
         beam = parents[beam][step]
     finished = path[-1] == EOS
     return Hypothesis(tuple(path[:-1] if finished else path), tuple(values), score, finished)
-
-
-def _ranking_margin(ranked: list[Hypothesis]) -> float:
-    """The smallest difference of neighbouring scores that decided a ranking."""
-    return min((a.score - b.score for a, b in pairwise(ranked) if a.tokens != b.tokens), default=math.inf)

@@ -24,8 +24,6 @@ from regard.recipes.schema import DecodingSettings
 STEPS = {"cpu": 1, "cuda": 4}  # between two reads of which sentences are done
 COMPACT_TURNS = 8  # between two times that entries of the KV cache are dropped that no beam needs, on a CPU
 
-Outcome = tuple[list[Hypothesis], float]  # hypotheses, best first, and the smallest margin
-
 
 @dataclass(frozen=True)
 class JobUpdate:
@@ -34,7 +32,7 @@ class JobUpdate:
     number: int  # of the job, for its caller
     tokens: Sequence[int] = ()
     logprobs: Sequence[float] = ()
-    outcome: Outcome | Exception | None = None
+    outcome: list[Hypothesis] | Exception | None = None  # hypotheses, best first
 
 
 @dataclass(eq=False)
@@ -51,7 +49,6 @@ class Job:
     seed: int
     banned: tuple[int, ...]
     on_update: Callable[[JobUpdate], None]
-    margins: bool = False
     streams: bool = False  # whether updates have the tokens so far, not only the outcome
     cancelled: bool = False  # set by the caller: it no longer waits
     reported: int = 0  # tokens that were in updates
@@ -60,7 +57,7 @@ class Job:
     def key(self) -> tuple[object, ...]:
         """Jobs with equal keys can be searched in one batch."""
         terms = None if self.constraints.terms is None else self.constraints.terms.shape
-        flags = self.nbest, self.banned, self.constraints.prefix.shape[1] > 0, self.margins, terms
+        flags = self.nbest, self.banned, self.constraints.prefix.shape[1] > 0, terms
         return step_key(self.settings, *flags)
 
     @property
@@ -129,7 +126,6 @@ class RunningBatch:
             begin=[job.begin for job in jobs],
             seed=[job.seed for job in jobs],
             lines=[job.line for job in jobs],
-            margins=first.margins,
         )
         constraints = _joined([job.constraints for job in jobs]).to(self.device)
         setup = self.runner.setup(request, constraints, watched=False)
@@ -207,7 +203,7 @@ class RunningBatch:
             self.jobs[row] = None  # first, so that a caller that has its result finds the row free
             job.on_update(JobUpdate(job.number, outcome=outcome))
 
-    def _results(self, rows: list[int]) -> Sequence[Outcome | Exception]:
+    def _results(self, rows: list[int]) -> Sequence[list[Hypothesis] | Exception]:
         assert self.search is not None
         try:
             return read_results(self.search.hypotheses, rows) if rows else []

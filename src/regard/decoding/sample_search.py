@@ -65,10 +65,9 @@ class SampleState(SearchState):
             chosen = torch.arange(logp.shape[-1], device=logp.device) == single.token
             logp = torch.where(only, torch.where(chosen, single.logprob, -math.inf), logp)
         step = self._next_index().clamp(max=self.uniform.shape[-1] - 1)  # sentences that are done may be at the end
-        tokens, logprobs, margins = draw(logp, self.uniform.gather(-1, step).squeeze(-1), self.settings)
-        margin = None if self.margin is None else margins.masked_fill(self.total == -math.inf, math.inf).amin(-1)
+        tokens, logprobs = draw(logp, self.uniform.gather(-1, step).squeeze(-1), self.settings)
         parents = self._beam_index if logits.shape[1] == self.beams else torch.zeros_like(self._beam_index)
-        return Choice(parents.expand_as(tokens), tokens, logprobs, self.total + logprobs, margin)
+        return Choice(parents.expand_as(tokens), tokens, logprobs, self.total + logprobs)
 
     def _is_over(self, live: Tensor) -> Tensor:
         return live == -math.inf

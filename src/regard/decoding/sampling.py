@@ -6,7 +6,6 @@ seed, the line, the sample and the step. Shapes: N sentences, K samples each, V 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -83,10 +82,10 @@ def _top_p_order(top_p: float, value: Tensor, share: Tensor) -> Tensor:
     return stable_topk(value, value.shape[-1])
 
 
-def draw(logp: Tensor, uniform: Tensor, settings: DecodingSettings) -> tuple[Tensor, Tensor, Tensor]:
+def draw(logp: Tensor, uniform: Tensor, settings: DecodingSettings) -> tuple[Tensor, Tensor]:
     """Draw one token per sample by inverting the cumulative distribution: `logp` [N, K or 1, V], `uniform` [N, K].
 
-    Return tokens, their log-probabilities, and the margins of the draws, [N, K] each.
+    Return tokens and their log-probabilities, [N, K] each.
     """
     share, order = filter_tokens(logp, settings)
     share, order = (x.expand(-1, uniform.shape[1], -1).contiguous() for x in (share, order))
@@ -94,9 +93,6 @@ def draw(logp: Tensor, uniform: Tensor, settings: DecodingSettings) -> tuple[Ten
     target = (uniform * edges[..., -1])[..., None]  # [N, K, 1]
     last = (share > 0).sum(-1, keepdim=True) - 1
     index = torch.searchsorted(edges, target, right=True).minimum(last).clamp(min=0)
-    upper = edges.gather(-1, index)
-    below = torch.where(index > 0, target - upper + share.gather(-1, index), math.inf)
-    above = torch.where(index < last, upper - target, math.inf)
     token = order.gather(-1, index)
     logprob = logp.expand(-1, uniform.shape[1], -1).gather(-1, token)
-    return token.squeeze(-1), logprob.squeeze(-1), torch.minimum(below, above).squeeze(-1)
+    return token.squeeze(-1), logprob.squeeze(-1)

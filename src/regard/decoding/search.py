@@ -8,7 +8,7 @@ model's state is reordered. `SearchState` does the arithmetic of a step; this mo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regard import cancel
 from regard.decoding.beam_state import SearchState
 from regard.decoding.constraints import Constraints
-from regard.decoding.results import Hypothesis, Report, read_results
+from regard.decoding.results import Hypothesis, read_results
 from regard.decoding.sample_search import SampleState
 from regard.decoding.term_search import TermSearchState
 from regard.decoding.terms import Term, TermTable, TokenClasses
@@ -56,7 +56,6 @@ class SearchRequest:
     max_length: int | Sequence[int] | None = None  # maximum output length of the model, for all or for each
     seed: int | Sequence[int] = 0  # of all sentences, or of each
     lines: Sequence[int] | None = None  # line numbers of the sentences; with `seed` they key random draws
-    margins: bool = False  # whether to compute decision margins; `search` sets it if there is a report
 
     def __post_init__(self) -> None:
         count = len(self.source.layout)
@@ -95,7 +94,7 @@ class SearchRequest:
         return [self.seed] * len(self.source.layout) if isinstance(self.seed, int) else self.seed
 
 
-Results = dict[int, tuple[list[Hypothesis], float]]  # hypotheses and the smallest margin, by sentence number
+Results = dict[int, list[Hypothesis]]  # the hypotheses of each sentence, best first, by its number
 
 
 class Runner(Protocol):
@@ -113,7 +112,6 @@ def search(
     request: SearchRequest,
     *,
     watch: Watch | None = None,
-    report: Report | None = None,
     run: Runner | None = None,
 ) -> list[list[Hypothesis]]:
     """Return up to `nbest` hypotheses per sentence of the request's source, best first; fewer only if fewer exist.
@@ -128,12 +126,9 @@ def search(
     count = len(request.source.layout)
     if count == 0:
         return []
-    request = replace(request, margins=report is not None)
     with torch.no_grad():  # not inference_mode: tensors that the source's layout caches may be needed in training
         results = (run_eagerly if run is None else run)(model, request, request.constraints(), watch)
-    if report is not None:
-        report.margins.extend(results[n][1] for n in range(count))
-    return [results[n][0] for n in range(count)]
+    return [results[n] for n in range(count)]
 
 
 def state_class(settings: DecodingSettings, constraints: Constraints) -> type[SearchState]:
@@ -149,7 +144,7 @@ def run_eagerly(model: Stepper, request: SearchRequest, constraints: Constraints
     begin = torch.tensor(request.first_tokens(), device=device)
     capacity = min(CAPACITY, constraints.longest)
     hypotheses = state_class(request.settings, constraints).create(
-        request.settings, request.nbest, constraints, capacity, watched=watch is not None, margins=request.margins
+        request.settings, request.nbest, constraints, capacity, watched=watch is not None
     )
     hypotheses.restart(constraints, begin, request.line_numbers(), request.seed)
     state, tokens = model.start(request.source), begin[:, None]  # one beam; the first step makes K of it

@@ -86,8 +86,8 @@ class StaticSearch:
     def key(self) -> tuple[object, ...]:
         """Searches with equal keys can use the same captured step."""
         hypotheses, shapes = self.hypotheses, tuple((tuple(x.shape), x.dtype) for x in self.tensors())
-        flags = hypotheses.nbest, hypotheses.history is not None, hypotheses.margin is not None
-        return step_key(hypotheses.settings, *flags), type(self.state), shapes
+        kind = step_key(hypotheses.settings, hypotheses.nbest, hypotheses.history is not None)
+        return kind, type(self.state), shapes
 
     def load(self, other: StaticSearch) -> None:
         """Copy another search with the same key into the tensors of this one."""
@@ -137,7 +137,6 @@ class Setup:
             self.constraints,
             capacity,
             watched=self.watched,
-            margins=request.margins,
             static=True,
             softmax_last=self.softmax_last,
         )

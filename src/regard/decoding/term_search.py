@@ -32,7 +32,7 @@ class TermSearchState(SearchState):
     ) -> Self:
         assert constraints.terms is not None
         beams = num_beams(settings, nbest)
-        progress = TermProgress.create(constraints.terms, beams, cls.num_finished(beams, nbest))
+        progress = TermProgress.create(constraints.terms, beams)
         return super().create(settings, nbest, constraints, capacity, progress=progress, **options)
 
     def reset(self, begin: Tensor) -> None:
@@ -63,7 +63,7 @@ class TermSearchState(SearchState):
         logits, offset = self._normalise(logits)
         extra = self.progress.candidates(logits.shape[1])
         required = logits.gather(-1, extra.tokens)  # also if a mask excludes them
-        value, token, single = self._top_candidates(logits, offset, history)
+        value, token, single = self._top_candidates(logits, offset, history, self.beams + 1)  # EOS may be ruled out
         required[..., -1] = logits[..., EOS]  # no term: masks apply
         required = required if offset is None else required - offset[..., None]
         return self._share_out(value, token, extra, required, None if single is None else single.forced, penalty)
@@ -103,20 +103,20 @@ class TermSearchState(SearchState):
         total = (self.total[:, :beams, None] + values).flatten(1)
         bank, count = needed.flatten(1), total.shape[1]
         if self.reorders:
-            whole = self.finished_scores[:, : self.beams].masked_fill(progress.unmet[:, : self.beams] > 0, -math.inf)
+            whole = self.finished_scores.masked_fill(progress.unmet > 0, -math.inf)
             total = torch.cat([total, whole * penalty], 1)
             bank = F.pad(bank, (0, self.beams))  # bank 0: nothing is needed any more
-        index, margin = share_out(total, bank, self.beams)
+        index = share_out(total, bank, self.beams)
         total = total.gather(1, index).masked_fill(index >= count, -math.inf)
         index = index.clamp(max=count - 1)
         parents = index // tokens.shape[-1]
         chosen, logprobs = (x.flatten(1).gather(1, index) for x in (tokens, values))
         progress.advance(parents, chosen)
-        return Choice(parents, chosen, logprobs, total, None if self.margin is None else margin / penalty[..., 0])
+        return Choice(parents, chosen, logprobs, total)
 
     def _best_finished(self, scores: Tensor) -> Tensor:
         unmet = torch.cat([self.progress.unmet, self.progress.unmet_terms()], 1)
-        top = _ranking(scores, unmet).topk(self.finished_scores.shape[1]).indices
+        top = _ranking(scores, unmet).topk(self.beams).indices
         torch.gather(unmet, 1, top, out=self.progress.unmet)
         return top
 
@@ -125,5 +125,5 @@ class TermSearchState(SearchState):
 
 
 def _ranking(scores: Tensor, unmet: Tensor) -> Tensor:
-    """Numbers that rank hypotheses with these scores [N, F]: by unmet terms first, then by score."""
+    """Numbers that rank hypotheses with these scores [N, K]: by unmet terms first, then by score."""
     return scores.double() - UNMET_PENALTY * unmet

@@ -232,16 +232,16 @@ class TermProgress:
 
     table: TermTable
     match: Match  # of the beams: [N, K, ...]
-    unmet: Tensor  # [N, F] terms that each finished hypothesis does not contain
+    unmet: Tensor  # [N, K] terms that each finished hypothesis does not contain
     deadline: Tensor  # [N] tokens after which a single beam that has tried to end must end
 
     @classmethod
-    def create(cls, table: TermTable, beams: int, finished: int) -> TermProgress:
+    def create(cls, table: TermTable, beams: int) -> TermProgress:
         count, terms, alternatives, symbols = table.patterns.shape
         partial = torch.empty(
             count, beams, terms, alternatives, symbols + 1, dtype=torch.bool, device=table.rest.device
         )
-        unmet = torch.empty(count, finished, dtype=torch.long, device=table.rest.device)
+        unmet = torch.empty(count, beams, dtype=torch.long, device=table.rest.device)
         return cls(table, Match(partial, partial.new_empty(count, beams, terms)), unmet, unmet[:, 0].clone())
 
     def reset(self) -> None:
@@ -394,11 +394,11 @@ def allowed(needed: Tensor, before: Tensor, tokens: Tensor, left: Tensor) -> Ten
     return (needed == 0) | in_time | hopeless[..., None]
 
 
-def share_out(total: Tensor, bank: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def share_out(total: Tensor, bank: Tensor, count: int) -> Tensor:
     """Select `count` of candidates [N, M] with log-probabilities `total`: the best of every bank, then the second, ...
 
-    Among candidates of the same rank in their banks, the more likely ones come first. Return their indices [N, count]
-    and the smallest difference between a candidate kept and one rejected, [N]. With one bank: the `count` best.
+    Among candidates of the same rank in their banks, the more likely ones come first. Return their indices [N, count];
+    with one bank, those of the `count` best.
     """
     order = total.sort(dim=-1, descending=True, stable=True)
     size = total.shape[-1]
@@ -406,12 +406,7 @@ def share_out(total: Tensor, bank: Tensor, count: int) -> tuple[Tensor, Tensor]:
     key = _ranks(bank.gather(-1, order.indices)) * size + position  # rank in the bank, then the order of all
     key = torch.where(order.values == -torch.inf, size * size + position, key)
     chosen = key.topk(count, largest=False).indices
-    kept = torch.zeros_like(key, dtype=torch.bool).scatter_(-1, chosen, True)
-    step = order.values[:, :-1] - order.values[:, 1:]
-    decided = (kept[:, :-1] != kept[:, 1:]) & (order.values[:, 1:] > -torch.inf)
-    margin = torch.where(decided, step, torch.inf)
-    margin = F.pad(margin, (0, 1), value=torch.inf).amin(-1)  # there may be one candidate only
-    return order.indices.gather(-1, chosen), margin
+    return order.indices.gather(-1, chosen)
 
 
 def _ranks(bank: Tensor) -> Tensor:
