@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,6 +106,24 @@ def test_files_that_are_no_certificate_are_named(runs: dict[str, Path], tmp_path
     wrong.write_text("not a certificate")
     with pytest.raises(UserError, match=r"--tls-cert .*cert\.pem, --tls-key .*: not a PEM certificate"):
         open_service([str(runs["en-es"])], Options(certificate=wrong, private_key=wrong, logs=False))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_server_whose_stderr_is_full_answers(runs: dict[str, Path]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "regard", "serve", f"en-es={runs['en-es']}", "--port", str(port)]
+    with open("/dev/full", "w") as full, subprocess.Popen(command, stderr=full) as process:
+        try:
+            deadline, status = time.monotonic() + 120, 0
+            while status != 200 and process.poll() is None and time.monotonic() < deadline:
+                with suppress(OSError):
+                    status = send(port, "/v1/translate", {"q": TEXT})[0]
+                time.sleep(0.1)
+            assert status == 200
+        finally:
+            process.terminate()
 
 
 def test_limits_are_answered_with_a_status(runs: dict[str, Path]) -> None:

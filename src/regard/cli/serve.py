@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -141,6 +142,7 @@ def serve(
         logs=logs,
     )
     server = service_server.open_service(runs, given)
-    note(f"regard: {server.address} serves {', '.join(runs)} (Ctrl-C ends it)")
+    with suppress(OSError):  # a full disk behind stderr must not keep the server from answering
+        note(f"regard: {server.address} serves {', '.join(runs)} (Ctrl-C ends it)")
     with devices.held_memory(devices.pick(device)):
         server.run()
