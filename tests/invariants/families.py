@@ -189,7 +189,9 @@ def vit(seed: int) -> dict[str, Any]:
 
 def captioner(seed: int) -> dict[str, Any]:
     patch, stem = [(12, "patches"), (8, "convolutions"), (16, "convolutions"), (24, "patches")][seed % 4]
-    return {**transformer(seed), "family": "captioner", "patch": patch, "stem": stem, "max_positions": 128}
+    positions = "learned" if seed % 3 == 0 else "sinusoidal"
+    settings = {"patch": patch, "stem": stem, "patch_positions": positions, "max_positions": 128}
+    return {**transformer(seed), "family": "captioner", **settings}
 
 
 def graph(seed: int) -> dict[str, Any]:

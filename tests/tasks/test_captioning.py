@@ -101,10 +101,11 @@ def test_batches_hold_the_patches_and_tokens_of_their_images(run: RunDir) -> Non
     task = task_of(run)
     stream = task.stream(run, task.dataset(run), static=False)
     batch = stream.batch_at(0)
-    pixels = {text: scene.pixels() for scene in scenes("train", 64) for text in [scene.caption("en")]}
+    pixels = [(scene.caption("en"), scene.pixels()) for scene in scenes("train", 64)]  # captions can be the same
+    rows = [(text, torch.from_numpy(patch_rows(image, task.settings.patch) / 255).float()) for text, image in pixels]
     texts = [run.tokenizers[1].decode(ids.tolist()) for ids in batch.inputs.layout.split(batch.labels)]
     for text, values in zip(texts, batch.source.layout.split(batch.source.values), strict=True):
-        assert torch.allclose(values, torch.from_numpy(patch_rows(pixels[text], task.settings.patch) / 255).float())
+        assert any(text == other and torch.allclose(values, image) for other, image in rows)
     assert batch.num_targets == sum(len(text.split()) + 1 for text in texts)
 
 
@@ -340,6 +341,22 @@ def test_mistakes_get_one_line(
 ) -> None:
     message = call(capsys, *(str(run.path) if word == "RUN" else word for word in words), status=2)
     assert why in message and len(message.splitlines()) == 1
+
+
+def test_positions_of_patches_are_learned_or_sinusoids_of_row_and_column() -> None:
+    """Sinusoids are as large as the features beside them, and not trained: patches of a row share a half of them."""
+    learned, waves = (
+        PatchEmbedding(load("scenes", [*SMALL, f"model.patch_positions={name}"]).model)  # type: ignore[arg-type]
+        for name in ("learned", "sinusoidal")
+    )
+    assert "positions" in dict(learned.named_parameters()) and "positions" not in dict(waves.named_parameters())
+    grid = waves.positions.unflatten(0, (6, 6))
+    assert torch.equal(grid[2, 0, :8], grid[2, 5, :8]) and not torch.equal(grid[2, 0, 8:], grid[2, 5, 8:])
+    assert torch.equal(grid[0, 3, 8:], grid[4, 3, 8:]) and not torch.equal(grid[0, 3, :8], grid[4, 3, :8])
+    images = np.stack([scene.pixels() / np.float32(255) for scene in scenes("train", 20)])
+    assert waves.stem is not None
+    tokens = waves.stem((torch.from_numpy(images) - 0.5) / 0.25)
+    assert 0.3 < float(tokens.detach().std() / waves.positions.std()) < 3
 
 
 def test_settings_that_do_not_fit_are_refused() -> None:

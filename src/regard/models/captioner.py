@@ -16,7 +16,7 @@ from regard import taps
 from regard.dropout import dropout
 from regard.models.transformer import EncoderDecoder
 from regard.models.transformer_settings import TransformerSettings
-from regard.nn.image_tokens import DEVIATION, INIT_STD, MEAN, StridedStem
+from regard.nn.image_tokens import DEVIATION, INIT_STD, MEAN, StridedStem, sinusoids_2d
 from regard.packed import PackedFeatures, PackedLayout
 from regard.registry import MODELS
 
@@ -40,6 +40,9 @@ class CaptionerSettings(TransformerSettings):
     stem: Literal["convolutions", "patches"] = Field(
         "convolutions",
         description="from patches to vectors: convolutions with stride 2, which learn faster; or a linear layer",
+    )
+    patch_positions: Literal["learned", "sinusoidal"] = Field(
+        "sinusoidal", description="position vectors of patches: learned, or sinusoids of row and column"
     )
     max_positions: int = Field(256, ge=2, description="maximum tokens of a text")
 
@@ -79,13 +82,19 @@ class CaptionerSettings(TransformerSettings):
 class PatchEmbedding(nn.Module):
     """dropout(stem(patches) + position vectors); an image has `grid`² patches, in reading order."""
 
+    positions: Tensor
+
     def __init__(self, settings: CaptionerSettings) -> None:
         super().__init__()
         self.settings = settings
         strided = settings.stem == "convolutions"
         self.stem = StridedStem(CHANNELS, settings.patch, settings.width) if strided else None
         self.project = None if strided else nn.Linear(settings.patch_features, settings.width)
-        self.positions = nn.Parameter(torch.randn(settings.grid**2, settings.width) * INIT_STD)
+        grid, width = settings.grid, settings.width
+        if settings.patch_positions == "learned":
+            self.positions = nn.Parameter(torch.randn(grid**2, width) * INIT_STD)
+        else:
+            self.register_buffer("positions", sinusoids_2d(grid, grid, width), persistent=False)
 
     def forward(self, patches: Tensor, layout: PackedLayout) -> Tensor:
         """Pixels [S, F], from 0 to 1 -> [S, D]."""

@@ -53,10 +53,7 @@ class ConvStem(nn.Module):
         super().__init__()
         sizes = [channels, *self.sizes(patch, width)]
         self.convolutions = nn.ModuleList(nn.Conv2d(given, made, 3, padding=1) for given, made in pairwise(sizes))
-        for module in self.convolutions:
-            assert isinstance(module, nn.Conv2d) and module.bias is not None
-            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-            nn.init.zeros_(module.bias)
+        _init_convolutions(self.convolutions)
 
     @staticmethod
     def sizes(patch: int, width: int) -> list[int]:
@@ -85,10 +82,19 @@ class ConvStem(nn.Module):
         return total
 
 
+def _init_convolutions(convolutions: nn.ModuleList) -> None:
+    """Initialise convolutions such that features stay as large as pixels, beside which positions are not too large."""
+    for module in convolutions:
+        assert isinstance(module, nn.Conv2d) and module.bias is not None
+        nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+        nn.init.zeros_(module.bias)
+
+
 class StridedStem(nn.Module):
     """Convolutions of 3 x 3 pixels with stride 2, each of which halves the image: less work than `ConvStem`.
 
-    `patch`, the number of pixels that become one token, is a power of 2 above 1. Channels double up to the width.
+    `patch`, the number of pixels that become one token, is a power of 2 above 1. Channels double up to the width. A
+    last convolution, with a residual connection, adds what the neighbours of a patch show: shapes lie across patches.
     """
 
     def __init__(self, channels: int, patch: int, width: int) -> None:
@@ -97,10 +103,12 @@ class StridedStem(nn.Module):
         self.convolutions = nn.ModuleList(
             nn.Conv2d(given, made, 3, stride=2, padding=1) for given, made in pairwise(sizes)
         )
+        _init_convolutions(self.convolutions)
+        self.neighbours = nn.Conv2d(width, width, 3, padding=1)
 
     @staticmethod
     def sizes(patch: int, width: int) -> list[int]:
-        """The channels after each convolution.
+        """The channels after each strided convolution.
 
         >>> StridedStem.sizes(8, 96)
         [24, 48, 96]
@@ -113,13 +121,14 @@ class StridedStem(nn.Module):
         x = x.movedim(-1, 1)
         for layer, convolution in enumerate(self.convolutions):
             x = convolution(F.relu(x) if layer else x)
-        return x.movedim(1, -1)
+        return (x + self.neighbours(F.relu(x))).movedim(1, -1)
 
     @staticmethod
     def flops(channels: int, patch: int, width: int, side: int) -> int:
         """FLOPs for an image."""
         sizes = [channels, *StridedStem.sizes(patch, width)]
-        return sum(2 * 9 * a * b * (side >> (layer + 1)) ** 2 for layer, (a, b) in enumerate(pairwise(sizes)))
+        strided = sum(2 * 9 * a * b * (side >> (layer + 1)) ** 2 for layer, (a, b) in enumerate(pairwise(sizes)))
+        return strided + 2 * 9 * width**2 * (side // patch) ** 2
 
 
 STEMS: dict[str, type[PatchStem] | type[ConvStem]] = {"patches": PatchStem, "convolutions": ConvStem}
