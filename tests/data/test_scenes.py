@@ -10,12 +10,14 @@ import pytest
 from regard.data.scenes import (
     COLOURS,
     NOUNS,
+    SHADES,
     SIDE,
     SIZES,
     DrawnScene,
     DrawnShape,
     Scenes,
     ScenesEs,
+    ScenesShapes,
     ShapeKind,
     is_held_out,
     scenes,
@@ -68,7 +70,7 @@ def test_scenes_are_the_same_every_time_and_differ_between_splits() -> None:
 def combinations(scene: DrawnScene) -> list[tuple[str, str, str]]:
     kinds = [shape.kind for shape in scene.shapes]
     pairs = [("pair", kinds[0].shape, kinds[1].shape)] if scene.relation else []
-    return [*(("colour", kind.shape, kind.colour) for kind in kinds), *pairs]
+    return [*(("colour", kind.shape, kind.colour) for kind in kinds if kind.named), *pairs]
 
 
 def test_training_has_no_combination_that_is_held_out_and_every_test_scene_has_one() -> None:
@@ -133,6 +135,30 @@ def test_a_shape_has_its_area_and_its_colour(shape: str) -> None:
         scene = DrawnScene((DrawnShape(ShapeKind(shape, colour, "large"), 24, 24, 9.0),), None, (3, 4))
         shown = scene.pixels()[scene.shapes[0].mask].mean(0) / 255
         assert np.abs(shown / shown.max() - np.array(rgb) / max(rgb)).max() < 0.1
+
+
+def test_unnamed_colours_look_like_none_of_the_named_ones_and_are_left_out() -> None:
+    """Nearly all colours of `scenes-shapes` are unnamed, and none of the other corpora."""
+    kinds = {
+        corpus: [
+            shape.kind
+            for split in ("train", "valid")
+            for scene, _ in corpus.examples(split, 150)
+            for shape in scene.shapes
+        ]
+        for corpus in (Scenes, ScenesShapes)
+    }
+    assert all(kind.named for kind in kinds[Scenes])
+    unnamed = [kind for kind in kinds[ScenesShapes] if not kind.named]
+    assert 0.94 < len(unnamed) / len(kinds[ScenesShapes]) < 1
+    shades = np.linspace(*SHADES, 50)[:, None, None] * np.array([rgb for _, *rgb in COLOURS.values()])
+    for kind in unnamed:
+        assert np.linalg.norm(shades - np.array(kind.rgb), axis=-1).min() > 0.24
+    one = DrawnScene((drawn("star", "#ff8000", "small"), drawn("moon", "red", "large")), "left", (0, 0))
+    assert one.caption("en") == "a small star is to the left of a large red moon"
+    assert one.caption("es") == "una estrella pequeña está a la izquierda de una luna roja grande"
+    assert [word.role for word in one.words("en")[:3]] == ["article", "size", "shape"]
+    assert one.shapes[0].kind.rgb == (1, 128 / 255, 0) and not one.shapes[0].kind.named
 
 
 def test_words_speak_of_shapes() -> None:

@@ -7,6 +7,10 @@ speaks of is known.
 
 About one in eight combinations of shape and colour, and of the two shapes of a sentence, is held out by a hash of the
 words: `train` and `valid` have none of them, and a scene of `test` has at least one.
+
+The corpus `scenes-shapes` is a first stage of training: nearly all of its shapes have random colours that look like
+none of the named ones, and captions leave them out ("a small star"). A model that names shapes surely before it learns
+colours has no reason to learn which shapes it never sees in a colour.
 """
 
 from __future__ import annotations
@@ -45,6 +49,9 @@ COLOURS = {  # English, Spanish, red, green, blue
     "purple": ("morado", 0.60, 0.15, 0.75),
     "white": ("blanco", 0.95, 0.95, 0.95),
 }
+PALETTE = np.array([rgb for _, *rgb in COLOURS.values()])  # [named colours, 3]
+COLOUR_GAP = 0.25  # distance of unnamed colours from the named ones, at least; channels are from 0 to 1
+SHADES = (0.8, 1.05)  # what the colour of a shape is multiplied with
 RADII = {"small": (4.5, 5.5), "large": (8.5, 10.0)}
 SIZES = {"small": "pequeño", "large": "grande"}
 CHOICES = [tuple(names) for names in (NOUNS, COLOURS, SIZES)]
@@ -73,8 +80,18 @@ class ShapeKind(NamedTuple):
     """The kind of a shape."""
 
     shape: str
-    colour: str
+    colour: str  # of COLOURS, or an unnamed one such as "#c08040"
     size: str
+
+    @property
+    def named(self) -> bool:
+        """Whether captions name the colour."""
+        return self.colour in COLOURS
+
+    @property
+    def rgb(self) -> tuple[float, ...]:
+        """Red, green and blue, from 0 to 1."""
+        return COLOURS[self.colour][1:] if self.named else tuple(n / 255 for n in bytes.fromhex(self.colour[1:]))
 
 
 @dataclass(frozen=True)
@@ -114,7 +131,7 @@ class DrawnScene:
         random = generator(*self.noise, 1)  # not the one that arranged the shapes
         image = np.full((SIDE, SIDE, 3), random.uniform(0.15, 0.5))
         for drawn in self.shapes:
-            image[drawn.mask] = np.array(COLOURS[drawn.kind.colour][1:]) * random.uniform(0.8, 1.05)
+            image[drawn.mask] = np.array(drawn.kind.rgb) * random.uniform(*SHADES)
         image += random.normal(0, 0.04, image.shape)
         return np.rint(np.clip(image, 0, 1) * 255).astype(np.uint8)
 
@@ -138,7 +155,7 @@ class DrawnScene:
     def held_out(self) -> bool:
         """Whether it has a combination that is held out of training."""
         kinds = [drawn.kind for drawn in self.shapes]
-        pairs = [("colour", kind.shape, kind.colour) for kind in kinds]
+        pairs = [("colour", kind.shape, kind.colour) for kind in kinds if kind.named]
         pairs += [] if self.relation is None else [("pair", kinds[0].shape, kinds[1].shape)]
         return any(is_held_out(*pair) for pair in pairs)
 
@@ -155,15 +172,15 @@ def _phrase(kind: ShapeKind, shapes: tuple[int, ...], language: Language) -> lis
     if language == "en":
         article = NUMBERS[len(shapes)][0] if several else "a"
         named = english.plural(kind.shape) if several else kind.shape
-        parts = [(article, "article"), (kind.size, "size"), (kind.colour, "colour"), (named, "shape")]
+        colours = [(kind.colour, "colour")] if kind.named else []
+        parts = [(article, "article"), (kind.size, "size"), *colours, (named, "shape")]
     else:
         article = NUMBERS[len(shapes)][1] if several else ("una" if feminine else "un")
         named = spanish.plural(noun) if several else noun
-        colour, size = (
-            spanish.adjective_forms(adjective)[feminine][several]
-            for adjective in (COLOURS[kind.colour][0], SIZES[kind.size])
-        )
-        parts = [(article, "article"), (named, "shape"), (colour, "colour"), (size, "size")]
+        adjectives = [(COLOURS[kind.colour][0], "colour")] if kind.named else []
+        adjectives += [(SIZES[kind.size], "size")]
+        agreeing = [(spanish.adjective_forms(word)[feminine][several], role) for word, role in adjectives]
+        parts = [(article, "article"), (named, "shape"), *agreeing]
     return [CaptionWord(text, role, shapes) for text, role in parts]
 
 
@@ -196,32 +213,35 @@ def _inside(shape: str, dx: npt.NDArray[np.float64], dy: npt.NDArray[np.float64]
 # -- random scenes -----------------------------------------------------------------------------------------------------
 
 
-def _attempt(arrangement: str, random: np.random.Generator, noise: tuple[int, int]) -> DrawnScene | None:
+def _attempt(
+    arrangement: str, random: np.random.Generator, noise: tuple[int, int], unnamed: float
+) -> DrawnScene | None:
     """A random scene of an arrangement; None if its shapes do not fit."""
     relation: str | None = None
     if arrangement == "inside":
-        shapes, relation = _nested(random), "inside"
+        shapes, relation = _nested(random, unnamed), "inside"
     elif arrangement == "related":
-        shapes, relation = _related(random)
+        shapes, relation = _related(random, unnamed)
     else:
-        kind = _kind(random)
+        kind = _kind(random, unnamed)
         shapes = [_placed(kind, random) for _ in range(SINGLE_KIND.index(arrangement))]
         shapes = [] if any(_overlap(*pair) for pair in combinations(shapes, 2)) else shapes
     return DrawnScene(tuple(shapes), relation, noise) if shapes else None
 
 
-def _nested(random: np.random.Generator) -> list[DrawnShape]:
+def _nested(random: np.random.Generator, unnamed: float) -> list[DrawnShape]:
     """A small shape, and a large ring of another colour around it; none if the colours are the same."""
-    inner, outer = _kind(random)._replace(size="small"), _kind(random)._replace(shape="ring", size="large")
+    inner = _kind(random, unnamed)._replace(size="small")
+    outer = _kind(random, unnamed)._replace(shape="ring", size="large")
     around = _placed(outer, random)
     x, y = (centre + float(random.uniform(-0.5, 0.5)) for centre in (around.x, around.y))
     within = DrawnShape(inner, x, y, float(random.uniform(*RADII["small"])) - 0.5)
     return [within, around] if inner.colour != outer.colour else []
 
 
-def _related(random: np.random.Generator) -> tuple[list[DrawnShape], str | None]:
+def _related(random: np.random.Generator, unnamed: float) -> tuple[list[DrawnShape], str | None]:
     """Two different shapes, the one that the caption begins with first, and their relation; none if it is not clear."""
-    first, second = (_placed(_kind(random), random) for _ in range(2))
+    first, second = (_placed(_kind(random, unnamed), random) for _ in range(2))
     relation = _relation(first, second)
     if first.kind == second.kind or _overlap(first, second) or relation is None:
         return [], None
@@ -231,8 +251,19 @@ def _related(random: np.random.Generator) -> tuple[list[DrawnShape], str | None]
     return [first, second], relation
 
 
-def _kind(random: np.random.Generator) -> ShapeKind:
-    return ShapeKind(*(names[int(random.random() * len(names))] for names in CHOICES))
+def _kind(random: np.random.Generator, unnamed: float) -> ShapeKind:
+    """A random kind, whose colour is with this probability an unnamed one."""
+    kind = ShapeKind(*(names[int(random.random() * len(names))] for names in CHOICES))
+    return kind._replace(colour=_unnamed_colour(random)) if unnamed and random.random() < unnamed else kind
+
+
+def _unnamed_colour(random: np.random.Generator) -> str:
+    """A random colour that differs from the background and from all shades of the named colours."""
+    while True:
+        rgb = random.random(3)
+        shades = np.clip((rgb @ PALETTE.T) / (PALETTE**2).sum(1), *SHADES)  # the nearest of each named colour
+        if rgb.max() > 0.6 and np.linalg.norm(rgb - shades[:, None] * PALETTE, axis=1).min() > COLOUR_GAP:
+            return "#" + np.rint(rgb * 255).astype(np.uint8).tobytes().hex()
 
 
 def _placed(kind: ShapeKind, random: np.random.Generator) -> DrawnShape:
@@ -255,8 +286,8 @@ def _relation(first: DrawnShape, second: DrawnShape) -> str | None:
     return None
 
 
-def scenes(split: str, count: int | None = None) -> Iterator[DrawnScene]:
-    """The first `count` scenes of a split."""
+def scenes(split: str, count: int | None = None, unnamed: float = 0.0) -> Iterator[DrawnScene]:
+    """The first `count` scenes of a split; `unnamed` is the share of kinds whose colour captions do not name."""
     if split not in SPLITS:
         raise UserError(f"the corpora of scenes have no split {split!r}; they have {', '.join(SPLITS)}")
     seed, usual = SPLITS[split]
@@ -266,7 +297,7 @@ def scenes(split: str, count: int | None = None) -> Iterator[DrawnScene]:
         arrangement = names[int(np.searchsorted(limits, random.random() * limits[-1], "right"))]
         scene = None
         while scene is None or scene.held_out != (split == "test"):
-            scene = _attempt(arrangement, random, (seed, number))
+            scene = _attempt(arrangement, random, (seed, number), unnamed)
         yield scene
 
 
@@ -276,11 +307,19 @@ class Scenes:
 
     kind = "captions"
     language: Language = "en"
+    unnamed = 0.0
 
     @classmethod
     def examples(cls, split: str, count: int | None = None) -> Iterator[tuple[DrawnScene, str]]:
         """The first `count` scenes of a split, each with its caption."""
-        return ((scene, scene.caption(cls.language)) for scene in scenes(split, count))
+        return ((scene, scene.caption(cls.language)) for scene in scenes(split, count, cls.unnamed))
+
+
+@CORPORA.register("scenes-shapes")
+class ScenesShapes(Scenes):
+    """Scenes whose shapes nearly all have colours that captions do not name, to learn shapes from first."""
+
+    unnamed = 0.98  # the others are for the vocabulary
 
 
 @CORPORA.register("scenes-es")
