@@ -49,11 +49,19 @@ class SamplingBody(Payload):
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
+    @property
+    def wants_logprobs(self) -> bool:
+        return False
+
 
 class CompletionBody(SamplingBody):
     prompt: str | list[str] = ""
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.logprobs is not None
 
 
 class ChatMessage(Payload):
@@ -71,6 +79,10 @@ class ChatBody(SamplingBody):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     logprobs: bool | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return bool(self.logprobs)
 
     @property
     def conversation(self) -> Messages:
@@ -116,7 +128,7 @@ def complete(
     made = generator(prompts, samples=body.samples, tokens=tokens, stop=body.stops, watch=watch)
     read = sum(len(generator.read(prompt)[0]) for prompt in prompts)
     numbered = zip(count(0, body.samples), made, strict=False)
-    return [choice for first, one in numbered for choice in _choices(generator, one, body.stops, first)], read
+    return [choice for first, one in numbered for choice in _choices(generator, one, body, first)], read
 
 
 def _translate(active: ActiveModel, prompts: list[str], nbest: int) -> tuple[list[Continuation], int]:
@@ -130,14 +142,17 @@ def _translate(active: ActiveModel, prompts: list[str], nbest: int) -> tuple[lis
     return choices, sum(map(len, source.encode_batch(prompts)))
 
 
-def _choices(generator: Generator, generation: Generation, stop: list[str], first: int) -> list[Continuation]:
+def _choices(generator: Generator, generation: Generation, body: SamplingBody, first: int) -> list[Continuation]:
     choices = []
     for number, (text, hypothesis) in enumerate(zip(generation.texts, generation.hypotheses, strict=True), first):
-        spelled = [generator.spell(hypothesis.tokens[:n]) for n in range(len(hypothesis.tokens) + 1)]
-        token_texts = [after[len(before) :] for before, after in pairwise(spelled)]
-        stopped = hypothesis.finished or until_stop(spelled[-1], stop)[1]
-        reason, logprobs = "stop" if stopped else "length", hypothesis.logprobs[: len(token_texts)]
-        choices.append(Continuation(number, text, reason, len(hypothesis.tokens), token_texts, logprobs))
+        tokens = hypothesis.tokens
+        stopped = hypothesis.finished or until_stop(generator.spell(tokens), body.stops)[1]
+        choice = Continuation(number, text, "stop" if stopped else "length", len(tokens))
+        if body.wants_logprobs:  # the text of a token is known from those of the prefixes before and after it
+            spelled = [generator.spell(tokens[:n]) for n in range(len(tokens) + 1)]
+            token_texts = [after[len(before) :] for before, after in pairwise(spelled)]
+            choice = replace(choice, token_texts=token_texts, logprobs=hypothesis.logprobs[: len(token_texts)])
+        choices.append(choice)
     return choices
 
 
@@ -194,7 +209,6 @@ class Completion:
     format: CompletionFormat
     prompts: list[str]
     tokens: int
-    wants_logprobs: bool = False
     echo: bool = False
 
     @property
@@ -215,7 +229,7 @@ class Completion:
         choices, usage = await self.gateway.run(request, self._work)
         shown = [
             self.format.choice(
-                choice, self.wants_logprobs, self.prompts[choice.index // self.body.samples] if self.echo else ""
+                choice, self.body.wants_logprobs, self.prompts[choice.index // self.body.samples] if self.echo else ""
             )
             for choice in choices
         ]
@@ -315,8 +329,7 @@ def routes(gateway: Gateway) -> APIRouter:
         tokens = _tokens(gateway, request, prompts, body, body.max_tokens or 16)
         served = pool.find(body.model)
         request.state.model = served.name
-        wanted = body.logprobs is not None
-        completion = Completion(gateway, served, body, CompletionFormat(), prompts, tokens, wanted, bool(body.echo))
+        completion = Completion(gateway, served, body, CompletionFormat(), prompts, tokens, bool(body.echo))
         return await completion.answer(request)
 
     @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody))
@@ -329,7 +342,7 @@ def routes(gateway: Gateway) -> APIRouter:
         else:  # the prompt where the run has no chat template: the messages are one text
             prompt = "\n".join(message.text for message in body.messages)
         tokens = _tokens(gateway, request, [prompt], body, body.max_completion_tokens or body.max_tokens or 256)
-        completion = Completion(gateway, served, body, ChatFormat(), [prompt], tokens, bool(body.logprobs))
+        completion = Completion(gateway, served, body, ChatFormat(), [prompt], tokens)
         return await completion.answer(request)
 
     return router
