@@ -191,11 +191,7 @@ def captioner(seed: int) -> dict[str, Any]:
     patch, stem = [(12, "patches"), (8, "convolutions"), (16, "convolutions"), (24, "patches")][seed % 4]
     positions = "learned" if seed % 3 == 0 else "sinusoidal"
     settings = {"patch": patch, "stem": stem, "patch_positions": positions, "max_positions": 128}
-    shared = transformer(seed)
-    # Batch norm does nothing before training: if it came after the sub-layers, features would grow from block to block,
-    # and the rounding of float32 with them.
-    settings |= {"norm_first": shared["norm_first"] or shared["norm"] == "batch"}
-    return {**shared, "family": "captioner", **settings}
+    return {**transformer(seed), "family": "captioner", **settings}
 
 
 def graph(seed: int) -> dict[str, Any]:
