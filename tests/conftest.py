@@ -24,6 +24,8 @@ if not torch.cuda.is_available():  # run GPU kernels in the interpreter; Triton 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, whose children would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # a job that nohup started
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # The machine may be busy. In CI the same examples are tried each time, so that a failure is one of the change.
 settings.register_profile("patient", deadline=None, derandomize=os.environ.get("CI") == "true")

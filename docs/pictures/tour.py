@@ -40,7 +40,7 @@ from regard.attention import (
     Window,
     plain_weights,
 )
-from regard.decoding.sampling import kept
+from regard.decoding.sampling import filter_tokens
 from regard.models import build
 from regard.models.recurrent import RecurrentSettings
 from regard.models.transformer_settings import TransformerSettings
@@ -577,7 +577,7 @@ def temperature() -> str:
     words = ("mat", "sofa", "roof", "the rest")
     card = Card(820, 290, "Temperature and top-k", "Bars of the probabilities of the next word under four settings.")
     for k, (name, tau, top_k) in enumerate(kinds):
-        shares, order = kept(here.chances.log()[None, None], DecodingSettings(temperature=tau, top_k=top_k))
+        shares, order = filter_tokens(here.chances.log()[None, None], DecodingSettings(temperature=tau, top_k=top_k))
         found = dict(zip(order[0, 0].tolist(), shares[0, 0].tolist(), strict=True))
         chance = [found.pop(here.tokenizer.encode(f" {word}")[0], 0.0) for word in words[:3]]
         left = 104 + 178 * k

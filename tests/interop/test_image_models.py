@@ -162,7 +162,8 @@ def test_what_an_imported_vit_cannot_do_is_one_line(
     path = str(made("vit")[2].path)
     for command, complaint in (
         (["evaluate", path], "its weights were imported): set data.images"),
-        (["predict", path, "test 1"], "cannot read test 1"),
+        (["predict", path, "test 1"], "its weights were imported): set data.images"),
+        (["predict", path, "none.png"], "cannot read none.png"),
         (["draw", path, "test 1"], "its weights were imported): set data.images"),
         (["export", path, "--to", "onnx", "--out", str(tmp_path / "a")], "the vit family"),
         (["export", path, "--to", "ctranslate2", "--out", str(tmp_path / "b")], "the vit family"),

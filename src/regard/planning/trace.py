@@ -247,7 +247,7 @@ def trace(recipe: Recipe, *, gpu: bool = True, length: int | None = None, sharde
             step.run(batch, 1)  # makes the state of the optimizer
         except Exception as error:
             if operator := torch_private.needs_data(error):
-                why = f"the size of the result of {operator} depends on data"
+                why = f"a result of {operator} depends on data, as in speech models with CTC"
                 raise UserError(f"this model cannot be planned: {why}") from error
             raise
         ledger.restart()
