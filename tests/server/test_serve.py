@@ -98,7 +98,8 @@ def test_half_open_requests_do_not_block_other_clients(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The oldest are closed before the process runs out of file descriptors."""
-    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(connections.LimitedProtocol, "limit", 8)
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 100.0)  # so that no connection is closed for its age
     answering = connect(server)
     body_json = {"run": "tiny-transformer", "text": LONG, "masks": 20_000}
     answering.request("POST", "/api/explain", json.dumps(body_json), as_json(server))
