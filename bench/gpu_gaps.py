@@ -161,7 +161,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def measure(case: Case, seconds: float, given: argparse.Namespace) -> dict[str, Any]:
-    """Run a case in at most so many seconds; return all that is known of it."""
+    """Run a case with a time limit in seconds; return its results, status and output."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)

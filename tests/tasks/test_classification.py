@@ -67,7 +67,9 @@ def test_names_of_classes_may_have_spaces_and_may_occur_once(run: RunDir) -> Non
     assert [prediction.label for prediction in predictions] == [name for _, name in ROWS]
     assert predictions[-1].probabilities.keys() == set(run.classes)
     assert sum(predictions[-1].probabilities.values()) == pytest.approx(1, abs=1e-6)
-    assert model.predict("good film").label == predictions[0].label and str(predictions[0]) == "very good"
+    alone = model.predict("good film")
+    assert alone.label == predictions[0].label and str(predictions[0]) == "very good"
+    assert alone.probabilities == pytest.approx(predictions[0].probabilities, abs=1e-6)
 
 
 def test_the_batch_of_a_text_changes_nothing(run: RunDir) -> None:

@@ -104,7 +104,7 @@ def train(
 
 
 def _where_data_are(recipe: str, settings: Recipe) -> str:
-    """How to get the data of a built-in recipe; nothing for the user's own."""
+    """Say how to get the data of a built-in recipe; return an empty text for other recipes."""
     if recipe not in dict(names()):
         return ""
     if (known := set_of(recipe)) is not None:

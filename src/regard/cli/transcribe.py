@@ -20,7 +20,7 @@ from regard.tasks.translator import Answer
 
 
 class SpokenTask(StrEnum):
-    """What is written of a recording."""
+    """What an imported Whisper model writes: a transcript, or an English translation."""
 
     TRANSCRIBE = "transcribe"
     TRANSLATE = "translate"
