@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from regard.cli.plan import scaling_limits
+from regard.planning import HARDWARE, Plan
+
 Command = Callable[..., Any]
 
 
@@ -48,3 +51,11 @@ def test_bad_input_is_one_line(regard: Command, tmp_path: Path) -> None:
     ):
         done = regard("plan", "en-es", *given)
         assert done.status == 2 and message in done.err and done.err.count("regard: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"), [(512, "up to 512 GPUs with"), (1024, "1,024 GPUs, the most that are planned,")]
+)
+def test_a_limit_at_the_end_of_the_plan_is_not_said_to_be_one_of_scaling(limit: int, words: str) -> None:
+    plan = Plan(HARDWARE["h100"], 16, 8, "plain", 1, 1.0, 1.0, [], [], [], limit, 2)
+    assert words in scaling_limits(plan)

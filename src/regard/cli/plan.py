@@ -19,6 +19,7 @@ from regard.cli.output import note
 from regard.errors import UserError
 from regard.files import atomic_write
 from regard.planning import HARDWARE, Plan, RankMemory, ScalingPoint, make_plan
+from regard.planning.plan import MAX_RANKS, MIN_RANK_TOKENS
 from regard.recipes import load
 from regard.viz import charts, matplotlib_backend
 from regard.viz.charts import Chart, Series
@@ -190,21 +191,30 @@ def _print(plan: Plan, chart: Chart) -> None:
     typer.echo(f"on {chosen.gpus}: {summary(chosen)}\n")
     for title, points in (
         ("weak scaling: every GPU has a batch of the recipe's size", plan.weak_scaling),
-        ("strong scaling: the recipe's step is divided", plan.strong_scaling),
+        (
+            f"strong scaling: the recipe's step is divided, down to {MIN_RANK_TOKENS} tokens for a GPU",
+            plan.strong_scaling,
+        ),
     ):
         typer.echo(title)
         typer.echo(charts.columned(*scaling_rows(points), width=max(width, 80)))
     typer.echo(charts.terminal(chart, width=width, colour=colour))
-    typer.echo(
-        f"scaling pays (80 % of the speed per GPU) up to {plan.weak_scaling_limit:,} GPUs with larger steps "
-        f"(weak scaling), and up to {plan.strong_scaling_limit:,} if the recipe's step is divided (strong scaling)"
-    )
+    typer.echo(scaling_limits(plan))
     if chosen.gpus > 1:
         typer.echo(
             f"for {chosen.gpus} GPUs: --set training.accumulate={chosen.accumulate}; a step then has "
             f"{chosen.accumulate * chosen.batch_tokens:,} target tokens, and may need another learning rate"
         )
         typer.echo("plans for several GPUs were not compared with measurements of this package: see docs/scale.md")
+
+
+def scaling_limits(plan: Plan) -> str:
+    """Up to how many GPUs scaling pays, in a sentence."""
+    end = ", the most that are planned," if plan.weak_scaling_limit >= MAX_RANKS else ""
+    return (
+        f"scaling pays (80 % of the speed per GPU) up to {plan.weak_scaling_limit:,} GPUs{end} with larger steps "
+        f"(weak scaling), and up to {plan.strong_scaling_limit:,} if the recipe's step is divided (strong scaling)"
+    )
 
 
 def summary(point: ScalingPoint) -> str:

@@ -23,5 +23,5 @@ def local_folder(given: Path) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=FILES))
     except Exception as error:  # the library raises many types, and those of its HTTP client
-        reason = first_line(error)[:200]
+        reason = first_line(error).removeprefix("Got: ")[:200]
         raise UserError(f"{name} is not a folder, and could not be fetched from the hub: {reason}") from error
