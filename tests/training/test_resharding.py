@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Iterator
@@ -12,11 +13,13 @@ import pytest
 import small_jobs
 import torch
 from small_runs import metrics, small, tensors, train_run
+from torch.distributed import checkpoint as dcp
 
 from regard import tensor_io
 from regard.errors import UserError
 from regard.run_dir import RunDir
 from regard.tensor_io import remove_shards
+from regard.training.sharded_state import ShardedStates
 from regard.verify import verify
 
 JOB = small_jobs.here(str(Path(__file__).with_name("resume_job.py")))
@@ -98,6 +101,21 @@ def test_shards_are_weights_like_any_others_and_are_verified(sharded: Path, tmp_
     second.unlink()
     with pytest.raises(UserError, match=f"{second.name} could not be read"):
         tensors(run.resume)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_state_that_does_not_fit_on_the_disk_leaves_nothing_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_half(writer: Any, *_: Any) -> None:
+        (Path(writer.path) / "shard-00001-model-00001-of-00001.safetensors").write_bytes(bytes(1000))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(dcp.HuggingFaceStorageWriter, "write_data", write_half)
+    states = ShardedStates(in_background=False, check=lambda: None)
+    with pytest.raises(UserError, match="rank 0 could not write its part: the disk is full"):
+        states.save(tmp_path / "resume.safetensors", {"weight": torch.zeros(3)}, {"step": 3})
+    assert not list(tmp_path.iterdir())
 
 
 def test_folders_of_other_names_are_kept(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -59,7 +60,9 @@ class ShardedStates:
         writer = dcp.HuggingFaceStorageWriter(str(draft), save_distributed=True)
         try:
             dcp.save(dict(tensors), storage_writer=writer, process_group=distributed.saving_group())
-        except dcp.CheckpointException as error:  # not an Exception
+        except dcp.CheckpointException as error:  # not an Exception; raised when all processes have finished writing
+            if distributed.is_main():
+                shutil.rmtree(draft, ignore_errors=True)  # the disk may be full
             number, (cause, _) = min(error.failures.items())
             why = errno_text(cause) if isinstance(cause, OSError) else first_line(Exception(cause))
             raise UserError(f"{path}: rank {number} could not write its part: {why}") from error
