@@ -12,13 +12,16 @@ import locally_trained as trained
 import pytest
 import torch
 from imported import Imported, imported_cases
+from safetensors.torch import load_file
 from test_huggingface import spread, transformers
 
 from regard.cli import decoders
 from regard.cli import run as run_command
 from regard.errors import UserError
-from regard.interop import import_folder
+from regard.interop import agreement, import_folder
 from regard.interop.check import largest_difference
+from regard.interop.exported import verify
+from regard.interop.huggingface import export_run
 from regard.interop.vocabularies import ids_of
 from regard.run_dir import RunDir
 from regard.runs import LoadedRun
@@ -210,6 +213,44 @@ def test_tokenizers_split_and_join_text_as_theirs(made: Callable[[str], Imported
         assert "".join(ours.token_texts(ids)).count("⟨") or "".join(ours.token_texts(ids)) == ours.decode(ids)
 
 
+EXPORTED = {  # name: whether the test is an everyday one
+    **{"llama 2": False, "llama 3": True, "llama with biases": False, "llama, linear": False, "llama, yarn": False},
+    **{"llama, yarn with settings": False, "mistral": True, "mistral without a window": False, "qwen2": True},
+    **{"qwen2 with windows": False, "qwen3": False, "gemma": False, "olmo 2": False},
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if e else pytest.mark.slow) for n, e in EXPORTED.items()])
+def test_an_imported_decoder_is_exported_with_its_weights_tokens_and_settings(
+    made: Callable[[str], Imported], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreement, "MAX_TEXTS", 12)
+    case = made(name)
+    out = export_run(case.run, tmp_path / "out")
+    before, after = (load_file(folder / "model.safetensors") for folder in (case.folder, out))
+    assert before.keys() == after.keys()
+    for tensor, weight in before.items():
+        close = CASES[name].kind == "Gemma" and "norm" in tensor  # whose weights are stored without their 1
+        torch.testing.assert_close(after[tensor], weight, **({} if close else {"atol": 0, "rtol": 0}), msg=tensor)
+    (found,) = verify(case.run, out, "huggingface") or []
+    assert found.texts == found.equal == 12
+    again = import_folder(out, tmp_path / "again")
+    assert again.recipe.model == case.run.recipe.model and again.recipe.decoding == case.run.recipe.decoding
+    kind = "Llama" if name == "mistral without a window" else CASES[name].kind  # the same model
+    assert type(transformers.AutoModelForCausalLM.from_pretrained(out)).__name__ == f"{kind}ForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"), [("gemma 2", "softcap = 4.0"), ("smollm3", "unrotated_layers = "), ("olmo", "activation = ")]
+)
+def test_a_decoder_that_is_not_exported_is_refused_by_its_setting(
+    made: Callable[[str], Imported], name: str, setting: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=f"model.{setting}.* has no counterpart in") as caught:
+        export_run(made(name).run, tmp_path / "out")
+    assert "\n" not in str(caught.value) and not (tmp_path / "out").exists()
+
+
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
@@ -232,6 +273,12 @@ def test_a_chat_template_gives_transformers_tokens_and_stop_ids_end_a_text(
     expected = theirs(theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))["input_ids"]
     tokens = decoders.chat(run.path, tokenizer, "the house")("the cat?")
     assert [ids_of(tokenizer)[token] for token in tokens] == expected
+    exported = export_run(run, tmp_path / "out")
+    again = transformers.AutoTokenizer.from_pretrained(exported)
+    assert (
+        again(again.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))["input_ids"] == expected
+    )
+    assert {*transformers.GenerationConfig.from_pretrained(exported).eos_token_id} == {*ends}
     command = ["generate", str(run.path), "the cat?", "--chat", "--tokens", "5", "--greedy", "--device", "cpu"]
     assert run_command(command, debug=True) == 0
     assert not capsys.readouterr().out.startswith("the cat?"), "only the answer is printed"

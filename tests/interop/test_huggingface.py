@@ -498,6 +498,10 @@ OUR_RUNS["gpt with rotary positions"] = OUR_RUNS["gpt"] | {"model": OUR_RUNS["gp
 OUR_RUNS["rotary gpt untied"] = OUR_RUNS["gpt untied"] | {
     "model": OUR_RUNS["gpt untied"]["model"] | {"positions": "rotary", "position_base": 500}
 }
+LLAMA = {"positions": "rotary", "norm": "rms", "activation": "gated", "kv_heads": 1, "qkv_bias": False}
+OUR_RUNS["gpt with Llama's settings"] = OUR_RUNS["gpt untied"] | {
+    "model": OUR_RUNS["gpt untied"]["model"] | LLAMA | {"out_bias": False, "ffn_bias": False}
+}
 
 
 def test_an_exported_gpt_is_imported_with_its_bos(tmp_path: Path) -> None:

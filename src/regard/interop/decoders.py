@@ -72,7 +72,7 @@ class DecoderImporter:
     local_theta: float | None = None  # default base in layers with a window, where that is another one
     settings: Mapping[str, Any] = field(default_factory=dict)  # of our model, the same for all of this type
     biases: bool | None = False  # default of attention_bias; None: queries, keys and values have biases
-    is_local: Callable[[HFFolder, int], object] = lambda folder, layer: False  # whether a layer has a window
+    is_local: Callable[[HFFolder, int], object] | None = None  # whether a layer has a window; None: no layer has
     norm_offset: float = 0.0  # what the stored weights of norms lack
     query_scalar: bool = False  # whether scores are divided by the root of query_pre_attn_scalar, not of the head width
     activation: tuple[str, str] = ("hidden_act", "silu")
@@ -90,7 +90,7 @@ class DecoderImporter:
         if folder.setting("quantization_config") is not None:
             raise folder.config.error("quantization_config", "has no counterpart here: only unquantized weights have")
         vocabulary = rows(folder, "vocab_size", None, header, EMBEDDING)
-        settings = self._settings(folder)
+        settings = self.settings_of(folder)
         tokenizer, stop_ids, adds_bos = self._tokenizer(folder, vocabulary)
         recipe = {
             "data": {"imported": "text", "documents": "paragraph" if adds_bos else "stream"},
@@ -99,13 +99,14 @@ class DecoderImporter:
             "decoding": {**sampling(folder), "stop_ids": stop_ids},
         }
         model = cast(GPTSettings, (checked := Recipe.model_validate(recipe)).model)
-        table = self._entries(model, tokenizer, self._query_scale(model, folder))
+        table = self.entries(model, tokenizer, self._query_scale(model, folder))
         # old files contain the frequencies
         dropped = [r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"model\.rotary_emb\.\w*inv_freq"]
         ignored = IgnoredTensors(dropped, {OUTPUT: EMBEDDING} if model.tie_embeddings else {})
         return Imported(checked, tokenizer, tokenizer, tensors=TensorMap(table, ignored, extra=self._extra(settings)))
 
-    def _settings(self, folder: HFFolder) -> dict[str, Any]:
+    def settings_of(self, folder: HFFolder) -> dict[str, Any]:
+        """Our settings of the model, by config.json."""
         config, depth = folder.config, layers(folder, "num_hidden_layers")
         width, heads = count(folder, "hidden_size"), count(folder, "num_attention_heads")
         if not heads:
@@ -131,11 +132,16 @@ class DecoderImporter:
             "max_positions": positions,
             "tie_embeddings": config.boolean("tie_word_embeddings", self.tied),
             **rotary(folder, self.theta, self.local_theta),
-            **windows(folder, depth, lambda i: self.is_local(folder, i), keep=self.local_theta is not None),
+            **self._windows(folder, depth),
             **{name: number(config, key) for name, key in SOFTCAPS if folder.setting(key) is not None},
             **_layers_without_rope(folder, depth),
             **self.settings,
         }
+
+    def _windows(self, folder: HFFolder, depth: int) -> dict[str, Any]:
+        if (is_local := self.is_local) is None:  # transformers ignores such settings then
+            return {}
+        return windows(folder, depth, lambda layer: is_local(folder, layer), keep=self.local_theta is not None)
 
     def _activation(self, folder: HFFolder) -> str:
         """The gated activation that a setting names; a few Gemmas have an old name for it."""
@@ -172,7 +178,8 @@ class DecoderImporter:
 
     # -- tensors -------------------------------------------------------------------------------------------------------
 
-    def _entries(self, settings: GPTSettings, tokenizer: Tokenizer, query_scale: float) -> list[Entry]:
+    def entries(self, settings: GPTSettings, tokenizer: Tokenizer, query_scale: float = 1.0) -> list[Entry]:
+        """The table of tensor names."""
         vectors = VocabularyRows(ids_of(tokenizer))
         table = [Entry(EMBEDDING, "embedding.table", vectors)]
         for layer in range(settings.layers):

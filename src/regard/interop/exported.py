@@ -159,7 +159,8 @@ class HuggingFaceModel:
         self.is_decoder = not self.model.config.is_encoder_decoder
         self.theirs = [ids_of(tokenizer) for tokenizer in run.tokenizers]
         self.ours: list[Sequence[int]] = [inverse(ids) for ids in self.theirs]
-        self.special = {self.model.config.eos_token_id, self.model.config.pad_token_id}
+        ends = self.model.generation_config.eos_token_id
+        self.special = {*(ends if isinstance(ends, list) else [ends]), self.model.config.pad_token_id}
         self.classes = len(run.classes)
         banned = set() if self.classes else {*never_generated(run)}
         self.banned = [number for number, token in enumerate(self.ours[1]) if token in banned]  # not EOS = BOS
@@ -197,8 +198,11 @@ class HuggingFaceModel:
         ]
 
     def continue_(self, contexts: list[list[int]], limit: int) -> list[list[int]]:
+        settings: dict[str, Any] = {"num_beams": 1}
+        if self.model.generation_config.suppress_tokens is None:  # of imported models: the run never generates tags
+            settings["suppress_tokens"] = self.banned
         return [
-            self._generate(limit, len(context), input_ids=self._ids(context, 1), num_beams=1) for context in contexts
+            self._generate(limit, len(context), input_ids=self._ids(context, 1), **settings) for context in contexts
         ]
 
     def score(self, sources: list[list[int]], targets: list[list[int]]) -> list[list[float]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from regard.arguments import MAX_BEAM
 from regard.interop.hf_folder import Fields, HFFolder, short_repr
+from regard.recipes.schema import DecodingSettings
 
 # transformers divides the log-probability of n tokens by n^p, we by ((5 + n) / 6)^a. Both grow equally fast where
 # p = a n / (n + 5), which is this share of a for sentences of 15 tokens.
@@ -30,6 +31,19 @@ def sampling(folder: HFFolder) -> dict[str, Any]:
     elif penalty is not None:
         raise given.error("repetition_penalty", f"must be a number from 1, not {short_repr(penalty)}")
     return settings
+
+
+def generation_settings(decoding: DecodingSettings, bos: int, ends: list[int]) -> dict[str, Any]:
+    """The content of generation_config.json for a decoder; `ends` are their ids of the tokens that end a text."""
+    found: dict[str, Any] = {"bos_token_id": bos, "eos_token_id": ends if len(ends) > 1 else ends[0]}
+    if decoding.method == "sample":
+        names = ("temperature", "top_k", "top_p")
+        found |= {"do_sample": True, **{name: getattr(decoding, name) for name in names}}
+    elif decoding.beam > 1:
+        found["num_beams"] = decoding.beam
+    if decoding.repetition_penalty != 1:
+        found["repetition_penalty"] = decoding.repetition_penalty
+    return found
 
 
 def beams(folder: HFFolder, default: int) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 from regard import tensor_io
 from regard.errors import UserError
 from regard.files import errno_text, write_text
-from regard.interop import bert, gpt2, gpt_neox, hf_folder, marian, name_map, pegasus, vit, whisper
+from regard.interop import bert, decoder_exports, gpt2, gpt_neox, hf_folder, marian, name_map, pegasus, vit, whisper
 from regard.interop.common import Imported
 from regard.interop.decoders import DECODERS
 from regard.interop.encoders import ENCODERS
@@ -85,7 +85,7 @@ NOT_READ = {  # models that people ask for, and why they have no counterpart
     "qwen3_moe": "mixtures of experts have no counterpart here",
 }
 BY_FAMILY: dict[str, list[Converter]] = {  # by model.family of a recipe
-    "gpt": [gpt2, gpt_neox],
+    "gpt": [gpt2, gpt_neox, *decoder_exports.CONVERTERS],
     "bert": [bert],
     "transformer": [marian, pegasus],
     "vit": [vit],
@@ -220,6 +220,8 @@ def export_run(run: RunDir, path: str | Path) -> Path:
         raise UserError("; ".join(problems[closest]))
     converter = converters[closest]
     config, files = converter.config(recipe, source, target), converter.files(recipe, source, target)
+    if (template := run.path / chat.FILE).is_file():
+        files[chat.FILE] = template.read_bytes()
     if run.classes:
         config["id2label"] = {str(number): name for number, name in enumerate(run.classes)}
         config["label2id"] = {name: number for number, name in enumerate(run.classes)}
