@@ -58,7 +58,7 @@ test-slow: $(READY) ## the long ones: kills at 20 random moments, a corpus of 5 
 	$(PYTHON) -m venv $(@D)
 	grep -vE '^(transformers|tokenizers|huggingface_hub)==' constraints.txt > $(@D)/constraints.txt
 	test $* = newest || sed -nE 's/.*"transformers>=([0-9.]+)".*/transformers==\1/p' pyproject.toml >> $(@D)/constraints.txt
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c $(@D)/constraints.txt -e '.[formats,ctranslate2,onnx,vision,audio]' pytest hypothesis peft
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c $(@D)/constraints.txt -e '.[formats,ctranslate2,onnx,vision,audio,serve]' pytest hypothesis peft openai
 	@touch $@
 
 test-compat: $(COMPAT:%=%/.ready) ## the tests of formats with the oldest and the newest transformers

@@ -21,7 +21,9 @@ from regard.errors import UserError
 from regard.interop import agreement, import_folder
 from regard.interop.check import largest_difference
 from regard.interop.exported import verify
+from regard.interop.hf_folder import HFFolder
 from regard.interop.huggingface import export_run
+from regard.interop.rope import rotary
 from regard.interop.vocabularies import ids_of
 from regard.run_dir import RunDir
 from regard.runs import LoadedRun
@@ -197,6 +199,16 @@ def test_greedy_and_beam_search_give_transformers_tokens(made: Callable[[str], I
             )[0, inputs["input_ids"].shape[1] :].tolist()
             found = [ids[token] for token in ours.hypotheses[0].tokens]
             assert found == out[: out.index(ids[EOS])] if ids[EOS] in out else found == out, (beams, prompt)
+
+
+@pytest.mark.parametrize(("default", "local"), [(5e5, 1e4), (1e6, 2e4)])  # of OLMo 3, and of Gemma 3
+def test_the_base_of_layers_with_a_window_in_the_layout_of_transformers_4(
+    tmp_path: Path, default: float, local: float
+) -> None:
+    """OLMo 3 had one base for all layers, Gemma 3 another one for these."""
+    (tmp_path / "config.json").write_text(json.dumps({"rope_theta": 1e4}))
+    found = rotary(HFFolder(tmp_path), default, 5e5 if default == 5e5 else 2e4)
+    assert (found["position_base"], found["local_base"]) == (1e4, local)
 
 
 @pytest.mark.parametrize("name", ["llama 2", "llama 3", "qwen2", "gemma", "olmo"])

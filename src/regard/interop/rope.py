@@ -38,7 +38,8 @@ def rotary(folder: HFFolder, theta: float, local: float | None = None) -> dict[s
     settings: dict[str, Any] = {"positions": "rotary", "position_base": base, **_scaling(folder, full)}
     if local is not None:
         name = "rope_theta" if sliding is not folder.config else "rope_local_base_freq"
-        settings["local_base"] = number(sliding, name, local)
+        default = base if local == theta else local  # a type with one default, OLMo 3, had one setting in version 4
+        settings["local_base"] = number(sliding, name, default)
     return settings
 
 
