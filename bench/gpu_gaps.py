@@ -1,13 +1,14 @@
-"""Fill the gaps: every GPU measurement that the documents call missing, the most important first, within a time limit.
+"""Measure on a GPU what the documents call not measured, the most important first, within a time limit.
 
     python -m bench.gpu_gaps --out gaps.json [--seconds 1500] [--data DATA] [--only NAME ...]
     python -m bench.gpu_gaps --out gaps.json --device cpu --quick        # tiny sizes, to try every case without a GPU
 
-Each case is one of the other benchmarks, in a process of its own with a time limit of its own. After each, the file
-gets what it printed, its exit status and what it wrote, so that nothing is lost if the next one hangs or the time is
-up; cases that the file has with status 0 are not measured again, unless --only names them. DATA contains
-europarl-en-fr, europarl-en-de and alignments, for word alignment (`bench.hansards`). The others need torchvision and
-what bench/requirements.txt lists.
+Each case is one or several commands in processes of their own, with a time limit. After each case, the file gets what
+it printed, its exit status and what it wrote, so that nothing is lost if the next one hangs or the time is up; cases
+that the file has with status 0 are not measured again, unless --only names them. Where a command may take ten minutes,
+call it several times with --seconds 580 and the same file. DATA contains fashion-mnist, cifar10 (cifar10-train.npz and
+cifar10-test.npz, see docs/vision.md), europarl-en-fr, europarl-en-de and alignments; without it, the cases that need it
+are left out. The others need torchvision and what bench/requirements.txt lists.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,19 +36,30 @@ LEAST = 20  # seconds that a case has to have left
 
 @dataclass(frozen=True)
 class Case:
-    """A benchmark: its module and options on a GPU, and other options to try it. OUT, DEVICE and WORK are replaced."""
+    """Commands for `python -m`, separated by ";". OUT, DEVICE, WORK and DATA in them are replaced."""
 
     what: str
     seconds: float  # limit
     words: str
-    quick: str
-    before: str = ""  # a command that prepares it
+    quick: str  # in place of words, to try the case
     needs_data: bool = False
+
+
+def classifier(recipe: str, folder: str, seeds: Iterable[int], changes: str = "") -> str:
+    """Train and evaluate a recipe with each seed."""
+    return "; ".join(
+        f"regard train {recipe} --data DATA/{folder} --seed {seed} --out WORK/{seed} --quiet {changes}; "
+        f"regard evaluate WORK/{seed} --json --quiet"
+        for seed in seeds
+    )
 
 
 TINY = "bench.distribution --tiny --rounds 1 --steps 1 --out OUT --only "
 TRIED = "training.steps=20 training.warmup=5 model.size=tiny model.width=64 model.heads=2 training.batch_tokens=2048"
-GUIDED = "bench.guided WORK/text --out WORK/runs --together"
+TRIED_IMAGES = (
+    "--set training.steps=2 --set training.validate_every=2 --set model.size=tiny --set training.batch_tokens=32"
+)
+TEXT, GUIDED = "bench.hansards DATA WORK/text", "bench.guided WORK/text --out WORK/runs --together"
 CASES = {
     "fsdp-774m": Case(
         "captured FSDP steps of GPT-2 774M: time, memory and loss against the plain path",
@@ -54,23 +67,48 @@ CASES = {
         "bench.distribution --only fsdp-774m --out OUT",
         TINY + "fsdp-774m",
     ),
-    "ddp-captured": Case(
-        "captured and compiled DDP steps, whose sums overlap with the backward pass",
-        170,
-        "bench.distribution --only base-captured base-compiled --out OUT",
-        TINY + "base-captured base-compiled",
-    ),
-    "plans": Case(
-        "planned against measured memory and step time: base, big, GPT-2 124M, 350M and 774M",
-        200,
-        "bench.planning --only gpt2-774m gpt2-350m base big gpt2-124m --steps 10 --seconds 180 --out OUT",
-        "bench.planning --only gpt2-350m base --steps 1 --tiny --out OUT",
-    ),
     "saving": Case(
         "how long training waits for a save, plain and under FSDP",
         130,
         "bench.distribution --only saving --out OUT",
         TINY + "saving",
+    ),
+    "fashion-mnist": Case(
+        "Fashion-MNIST, three seeds",
+        280,
+        classifier("fashion-mnist-gpu", "fashion-mnist", (1, 2, 3)),
+        classifier("fashion-mnist-gpu", "fashion-mnist", (1,), TRIED_IMAGES),
+        needs_data=True,
+    ),
+    "vision": Case(
+        "training of a ViT against torchvision's, compiled",
+        170,
+        "bench.gpu_vision --only cifar base --modes default --laps 3 --device DEVICE --out OUT",
+        "bench.gpu_vision --only cifar base --modes default --laps 1 --tiny --device DEVICE --out OUT",
+    ),
+    "imported": Case(
+        "an imported decoder against transformers, eager and compiled, at batch 1 and 32",
+        230,
+        "bench.imported --device DEVICE",
+        "bench.imported --device DEVICE --tiny --tokens 4 --repeats 1 --batches 1 --threads 1",
+    ),
+    "engine": Case(
+        "continuous batching against offline batches",
+        130,
+        "bench.serve_engine --device DEVICE --precision bf16 --size base --sentences 1500 --callers 64 --repeat 2",
+        "bench.serve_engine --device DEVICE --sentences 8 --callers 2 --repeat 1 --rows 4 --vocabulary 100",
+    ),
+    "server": Case(
+        "servers under load, and offline decoding: regard and Hugging Face's generate behind FastAPI",
+        220,
+        "bench.serve_load --device DEVICE --size base --seconds 6 --repeats 1",
+        "bench.serve_load --device DEVICE --size tiny --seconds 1 --repeats 1 --clients 2 --systems regard --threads 1",
+    ),
+    "ddp-captured": Case(
+        "captured and compiled DDP steps, whose sums overlap with the backward pass",
+        170,
+        "bench.distribution --only base-captured base-compiled --out OUT",
+        TINY + "base-captured base-compiled",
     ),
     "fsdp-base": Case(
         "base under FSDP, with a profile",
@@ -84,45 +122,35 @@ CASES = {
         "bench.distribution --functional --out OUT",
         "bench.distribution --functional --tiny --out OUT",
     ),
-    "imported": Case(
-        "an imported decoder against transformers, eager and compiled, at batch 1 and 32",
-        230,
-        "bench.imported --device DEVICE",
-        "bench.imported --device DEVICE --tiny --tokens 4 --repeats 1 --batches 1 --threads 1",
-    ),
-    "vision": Case(
-        "training of a ViT against torchvision's, compiled",
-        170,
-        "bench.gpu_vision --only cifar base --modes default --laps 3 --device DEVICE --out OUT",
-        "bench.gpu_vision --only cifar base --modes default --laps 1 --tiny --device DEVICE --out OUT",
-    ),
-    "engine": Case(
-        "continuous batching against offline batches",
-        130,
-        "bench.serve_engine --device DEVICE --precision bf16 --size base --sentences 1500 --callers 64 --repeat 2",
-        "bench.serve_engine --device DEVICE --sentences 8 --callers 2 --repeat 1 --rows 4 --vocabulary 100",
-    ),
-    "server": Case(
-        "a server under load against offline decoding",
-        110,
-        "bench.serve_load --device DEVICE --size base --seconds 6 --repeats 1 --clients 8 64 --systems regard",
-        "bench.serve_load --device DEVICE --size tiny --seconds 1 --repeats 1 --clients 2 --systems regard --threads 1",
+    "europarl-de-en": Case(
+        "word alignment of German and English, without and with guidance",
+        480,
+        f"{TEXT} --german; {GUIDED}",
+        f"{TEXT} --german --pairs 300; {GUIDED} --settings {TRIED}",
+        needs_data=True,
     ),
     "hansards": Case(
         "word alignment of the Hansards, without and with guidance",
         480,
-        GUIDED,
-        f"{GUIDED} --settings {TRIED}",
-        "bench.hansards DATA WORK/text",
+        f"{TEXT}; {GUIDED}",
+        f"{TEXT} --pairs 300; {GUIDED} --settings {TRIED}",
         needs_data=True,
     ),
-    "europarl-de-en": Case(
-        "word alignment of German and English, without and with guidance",
-        480,
-        GUIDED,
-        f"{GUIDED} --settings {TRIED}",
-        "bench.hansards DATA WORK/text --german",
-        needs_data=True,
+    **{
+        f"cifar10-seed-{seed}": Case(
+            "CIFAR-10 with a further seed",
+            330,
+            classifier("cifar10", "cifar10", (seed,)),
+            classifier("cifar10", "cifar10", (seed,), TRIED_IMAGES),
+            needs_data=True,
+        )
+        for seed in (2, 3)
+    },
+    "plans": Case(
+        "planned against measured memory and step time again: base, big, GPT-2 124M, 350M and 774M",
+        200,
+        "bench.planning --only gpt2-774m gpt2-350m base big gpt2-124m --steps 10 --seconds 180 --out OUT",
+        "bench.planning --only gpt2-350m base --steps 1 --tiny --out OUT",
     ),
 }
 
@@ -166,9 +194,7 @@ def measure(case: Case, seconds: float, given: argparse.Namespace) -> dict[str, 
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
         values = {"OUT": str(work / "result.json"), "DEVICE": given.device, "WORK": scratch, "DATA": str(given.data)}
-        commands = [case.before] * bool(case.before) + [case.quick if given.quick else case.words]
-        if given.quick and case.before:
-            commands[0] += " --pairs 300"
+        commands = (case.quick if given.quick else case.words).split("; ")
         status: int | None = 0
         for command in commands:
             words = [replaced(word, values) for word in command.split()]
@@ -177,7 +203,7 @@ def measure(case: Case, seconds: float, given: argparse.Namespace) -> dict[str, 
         file = Path(values["OUT"])
         return {
             "what": case.what,
-            "command": "; ".join(f"python -m {command}" for command in commands),
+            "command": "; ".join(f"python -m {command.strip()}" for command in commands),
             "status": "time limit" if status is None else status,
             "seconds": round(time.monotonic() - began, 1),
             "printed": (work / "log").read_text(errors="replace")[-KEPT:],

@@ -63,8 +63,10 @@ def test_every_case_says_what_it_is() -> None:
 
 def test_every_gap_names_options_that_its_benchmark_has() -> None:
     for name, case in gpu_gaps.CASES.items():
-        for words in filter(None, (case.words, case.quick, case.before)):
-            module, *options = words.split()
+        for command in f"{case.words}; {case.quick}".split("; "):
+            module, *options = command.split()
+            if module == "regard":
+                continue
             source = Path(gpu_gaps.__file__).with_name(module.split(".")[1] + ".py").read_text()
             missing = [word for word in options if word.startswith("--") and f'"{word}"' not in source]
             assert not missing, f"{name}: {module} has no {missing}"
@@ -76,7 +78,7 @@ def test_a_benchmark_that_hangs_is_ended_and_what_it_printed_is_kept() -> None:
     given = argparse.Namespace(device="cpu", data=None, quick=False)
     hangs = gpu_gaps.measure(gpu_gaps.Case("", 9, "http.server 0 --bind 127.0.0.1", ""), 2 * BUSY, given)
     assert hangs["status"] == "time limit" and "Serving HTTP" in hangs["printed"] and hangs["seconds"] < 20 * BUSY
-    fails = gpu_gaps.measure(gpu_gaps.Case("", 9, "json.tool OUT", "", before="json.tool --help"), 60 * BUSY, given)
+    fails = gpu_gaps.measure(gpu_gaps.Case("", 9, "json.tool --help; json.tool OUT", ""), 60 * BUSY, given)
     assert fails["status"] == 2 and "usage" in fails["printed"] and fails["result"] is None
 
 
