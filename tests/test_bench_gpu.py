@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,13 @@ def test_every_gap_names_options_that_its_benchmark_has() -> None:
             assert not missing, f"{name}: {module} has no {missing}"
             parts = [word for word in options if word in ("fsdp-774m", "fsdp-base", "base-captured", "gpt2-774m")]
             assert all(f'"{part}"' in source for part in parts)
+
+
+def test_the_document_lists_the_gaps_in_their_order() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "numbers.md").read_text(encoding="utf-8")
+    table = text.partition("## GPU measurements that are missing")[2].partition("\n## ")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert [name for cell in cells for name in re.findall("`(.+?)`", cell)] == [*gpu_gaps.CASES]
 
 
 def test_a_benchmark_that_hangs_is_ended_and_what_it_printed_is_kept() -> None:
