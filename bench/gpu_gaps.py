@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ class Case:
     words: str
     quick: str  # in place of words, to try the case
     needs_data: bool = False
+    packages: tuple[str, ...] = ()
 
 
 def classifier(recipe: str, folder: str, seeds: Iterable[int], changes: str = "") -> str:
@@ -85,12 +87,14 @@ CASES = {
         170,
         "bench.gpu_vision --only cifar base --modes default --laps 3 --device DEVICE --out OUT",
         "bench.gpu_vision --only cifar base --modes default --laps 1 --tiny --device DEVICE --out OUT",
+        packages=("torchvision",),
     ),
     "imported": Case(
         "an imported decoder against transformers, eager and compiled, at batch 1 and 32",
         230,
         "bench.imported --device DEVICE",
         "bench.imported --device DEVICE --tiny --tokens 4 --repeats 1 --batches 1 --threads 1",
+        packages=("transformers",),
     ),
     "engine": Case(
         "continuous batching against offline batches",
@@ -103,6 +107,7 @@ CASES = {
         220,
         "bench.serve_load --device DEVICE --size base --seconds 6 --repeats 1",
         "bench.serve_load --device DEVICE --size tiny --seconds 1 --repeats 1 --clients 2 --systems regard --threads 1",
+        packages=("locust", "fastapi", "uvicorn", "transformers"),
     ),
     "ddp-captured": Case(
         "captured and compiled DDP steps, whose sums overlap with the backward pass",
@@ -241,8 +246,10 @@ def main() -> None:
     found["about"] = machine.about()
     for name in given.only or CASES:
         case, left = CASES[name], given.seconds - (time.monotonic() - began)
-        if case.needs_data and given.data is None:
-            print(f"{name}: left out, without --data", flush=True)
+        lacking = [package for package in case.packages if find_spec(package) is None]
+        lacking += ["--data"] * (case.needs_data and given.data is None)
+        if lacking:
+            print(f"{name}: left out, without {', '.join(lacking)}", flush=True)
         elif given.only is None and found["cases"].get(name, {}).get("status") == 0:
             print(f"{name}: measured before", flush=True)
         elif left < LEAST:
