@@ -338,7 +338,7 @@ def functional(tiny: bool) -> dict[str, Any]:
         jobs = {f"{p}, {how}": pool.submit(lifetime, Path(name), p, how, steps[p]) for p, how in plans}
         for plan, found in jobs.items():
             print(f"  {plan}: {found.exception() or found.result()}", flush=True)
-        return {plan: str(found.exception() or found.result()) for plan, found in jobs.items()}
+        return {plan: str(found.exception()) if found.exception() else found.result() for plan, found in jobs.items()}
 
 
 def lifetime(folder: Path, parallel: str, how: str, steps: int) -> dict[str, Any]:
@@ -380,23 +380,32 @@ def main() -> None:
     given = parser.parse_args()
     begin, device = time.perf_counter(), devices.pick("auto")
     result: dict[str, Any] = {"device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu"}
+    failed = []
     if given.functional:
         result["functional"] = functional(given.tiny)
+        failed = [plan for plan, found in result["functional"].items() if isinstance(found, str)]
     if given.processes:
         result["processes"] = processes(given.processes)
-        if given.out:
-            given.out.write_text(json.dumps(result, indent=1) + "\n")
     for name in () if given.functional or given.processes else given.only:
         if time.perf_counter() - begin > given.seconds:
             print(f"{name}: no time left", flush=True)
+            failed.append(name)
             continue
         try:
             result[name] = saving(given, device) if name == "saving" else comparison(name, given, device)
         except Exception:  # the other parts still run
             traceback.print_exc()
+            failed.append(name)
         print(f"  after {time.perf_counter() - begin:.0f} s", flush=True)
-        if given.out:
-            given.out.write_text(json.dumps(result, indent=1) + "\n")
+        write(given.out, result)
+    write(given.out, result)
+    if failed:
+        sys.exit(f"not measured: {', '.join(failed)}")
+
+
+def write(file: Path | None, result: dict[str, Any]) -> None:
+    if file is not None:
+        file.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 import traceback
 from collections import Counter
@@ -199,9 +200,11 @@ def main() -> None:
         f"{result['device']}: {hardware.matmul_rate / 1e12:.1f} TFLOP/s, {result['bandwidth'] / 1e9:.0f} GB/s",
         flush=True,
     )
+    failed = []
     for name in given.only:
         if time.perf_counter() - begin > given.seconds:
             print(f"{name}: no time left", flush=True)
+            failed.append(name)
             continue
         try:
             base, sets = CASES[name]
@@ -210,6 +213,7 @@ def main() -> None:
             plan, found = planned(recipe, hardware, gpu), measure(recipe, device, given.steps)
         except Exception:  # the other cases still run
             traceback.print_exc()
+            failed.append(name)
             continue
         result["cases"][name] = {"planned": plan, "measured": found}
         given.out.write_text(json.dumps(result, indent=1))
@@ -220,6 +224,8 @@ def main() -> None:
             errors.append(f"{plan['seconds by table'] / found['seconds'] - 1:+.1%} seconds by the table's matmul rate")
         print(f"{name} ({found['backend']}): {'; '.join(errors)}; {time.perf_counter() - begin:.0f} s", flush=True)
         torch.cuda.empty_cache() if gpu else None
+    if failed:
+        sys.exit(f"not measured: {', '.join(failed)}")
 
 
 if __name__ == "__main__":
