@@ -216,13 +216,13 @@ def attend(
         key = score.project_keys(key)
         if layout.positions is not None:
             query, key, score = score.encode_positions(query, key, layout.positions)
-    q, k, v, allowed = layout.open(query, key, value)
+    q, k, v, allowed = layout.to_kernel(query, key, value)
     heads = num_heads(q)
     if owner is not None and taps.has_listeners():
         shared = repeat_heads(k, heads), repeat_heads(v, heads)
         replaced = taps.offer(owner, "weights", AttentionWeights(q, *shared, allowed, score, layout))
         if replaced is not None:
-            return layout.close(replaced.to(v.dtype) @ shared[1])
+            return layout.from_kernel(replaced.to(v.dtype) @ shared[1])
     name = requested_backend()
     if not score.is_dot and name != "plain":
         sparse = allowed.sparse
@@ -231,4 +231,4 @@ def attend(
         name = _select_backend(allowed, q, k.shape[-2])
     if name != "small":  # which reads each key once for all queries that share it
         k, v = repeat_heads(k, heads), repeat_heads(v, heads)
-    return layout.close(BACKENDS[name](q, k, v, allowed, score))
+    return layout.from_kernel(BACKENDS[name](q, k, v, allowed, score))
