@@ -79,7 +79,8 @@ class Task(ABC):
     def require_verb(self, verb: str, run: Path) -> None:
         """Raise a UserError if a command does not apply to runs of this task."""
         if verb not in self.verbs:
-            raise UserError(f"`regard {verb}` is not for {self.name} ({run}): use `regard {self.verb}`")
+            suited = ", ".join(sorted(self.verbs))
+            raise UserError(f"`regard {verb}` is not for {run}, a run for {self.name}; these commands are: {suited}")
 
     @property
     def members(self) -> str:
