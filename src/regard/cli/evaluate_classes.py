@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -13,7 +14,7 @@ from regard.errors import printable
 from regard.metrics.classes import ClassScores
 from regard.runs import LoadedRun
 from regard.tasks.classes import ClassTask
-from regard.text.display import shorten
+from regard.text.display import columns, shorten
 from regard.viz.charts import columned
 from regard.viz.terminal import capabilities
 
@@ -41,9 +42,19 @@ def evaluate_classes(loaded: LoadedRun, examples: list[Any], as_json: bool, quie
 
 
 def _confusion(scores: ClassScores) -> str:
-    """The confusion matrix as a table: a row for each class, a column for each prediction."""
+    """The confusion matrix as a table: a row for each class, a column for each prediction.
+
+    If it is too wide with the names of the classes as heads, the classes are numbered.
+    """
+    width = max(capabilities(sys.stdout)[0], 80)
     names = [shorten(printable(name), NAME_COLUMNS) for name in scores.classes]
-    rows = [
-        [name, *map(str, row), f"{f1:.1f}"] for name, row, f1 in zip(names, scores.confusion, scores.f1, strict=True)
-    ]
-    return columned(["class", *names, "F1"], rows, width=max(capabilities(sys.stdout)[0], 80))
+    numbers = [str(number) for number in range(1, len(names) + 1)]
+
+    def table(labels: Sequence[str], heads: Sequence[str], width: int) -> str:
+        cells = zip(labels, scores.confusion, scores.f1, strict=True)
+        return columned(["class", *heads, "F1"], [[label, *map(str, row), f"{f1:.1f}"] for label, row, f1 in cells], width)
+
+    named = table(names, names, sys.maxsize)
+    if max(map(columns, named.splitlines())) <= width:
+        return named
+    return table([f"{number:>2} {name}" for number, name in zip(numbers, names, strict=True)], numbers, width)
