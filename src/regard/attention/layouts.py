@@ -77,13 +77,16 @@ class MaskTable:
         return causal if table is None else causal & table
 
 
+KernelInputs = tuple[Tensor, Tensor, Tensor, MaskTable]  # queries, keys, values, and which pairs may attend
+
+
 class AttentionLayout:
     """Base class of layouts: converts queries, keys and values for a dense kernel, and its result back."""
 
     # Of the queries, if cached keys include their positions; None: the index in the tensors that kernels read.
     positions: TokenPositions | None = None
 
-    def to_kernel(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
+    def to_kernel(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> KernelInputs:
         """Queries, keys and values as the dense kernels read them, [..., H, L, D], and the mask."""
         raise NotImplementedError  # implemented by each layout
 
@@ -102,7 +105,7 @@ class DenseQK(AttentionLayout):
     def __init__(self, table: Tensor | None = None, causal: bool = False) -> None:
         self.allowed = MaskTable(table, causal)
 
-    def to_kernel(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
+    def to_kernel(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> KernelInputs:
         assert key is not None and value is not None
         return query, key, value, self.allowed
 
@@ -144,7 +147,7 @@ class PackedQK(AttentionLayout):
         )
         return MaskTable(table.unsqueeze(-3))  # the same for all heads
 
-    def to_kernel(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
+    def to_kernel(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> KernelInputs:
         assert key is not None and value is not None
         q = self.queries.pad(query).transpose(1, 2)  # [T, H, D] -> [N, L, H, D] -> [N, H, L, D]
         k = self.keys.pad(key).transpose(1, 2)
