@@ -18,8 +18,8 @@ from regard.text.display import columns, shorten
 from regard.viz.charts import columned
 from regard.viz.terminal import capabilities
 
-MAX_CLASSES = 20  # of a confusion matrix that is printed; --json has it for any number
-NAME_COLUMNS = 16  # of a class name in it
+MAX_CLASSES = 20  # maximum for which the confusion matrix is printed; --json has it for any number
+NAME_COLUMNS = 16  # maximum length of a class name in the matrix
 
 
 def evaluate_classes(loaded: LoadedRun, examples: list[Any], as_json: bool, quiet: bool) -> None:
@@ -51,8 +51,9 @@ def _confusion(scores: ClassScores) -> str:
     numbers = [str(number) for number in range(1, len(names) + 1)]
 
     def table(labels: Sequence[str], heads: Sequence[str], width: int) -> str:
-        cells = zip(labels, scores.confusion, scores.f1, strict=True)
-        return columned(["class", *heads, "F1"], [[label, *map(str, row), f"{f1:.1f}"] for label, row, f1 in cells], width)
+        rows = zip(labels, scores.confusion, scores.f1, strict=True)
+        cells = [[label, *map(str, counts), f"{f1:.1f}"] for label, counts, f1 in rows]
+        return columned(["class", *heads, "F1"], cells, width)
 
     named = table(names, names, sys.maxsize)
     if max(map(columns, named.splitlines())) <= width:
