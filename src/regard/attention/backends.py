@@ -135,7 +135,7 @@ def _can_use_decode_kernel(query: Tensor, value: Tensor, allowed: MaskTable) -> 
 
 MAX_HEAD_BYTES = 256  # with more, a tile of keys and one of values exceed the shared memory of some GPUs
 LANES = 16  # float32 elements of the widest CPU vectors
-MAX_FEW_HEADS = 16  # of all sentences of a step, up to which a CPU is faster with the fused kernel
+MAX_FEW_HEADS = 16  # heads of all sentences of a step, up to which the fused kernel is faster on a CPU
 MAX_DECODING_QUERIES = 8  # up to which `small` is used without gradients
 MAX_SHORT_LENGTH = 64  # up to which `small` is used on a CPU
 
@@ -229,6 +229,6 @@ def attend(
         name = sparse.backend(q) if sparse is not None and sparse.any_score else "plain"
     elif name == "auto":
         name = _select_backend(allowed, q, k.shape[-2])
-    if name != "small":  # which reads each key once for all queries that share it
+    if name != "small":  # "small" reads each key once for all queries that share it
         k, v = repeat_heads(k, heads), repeat_heads(v, heads)
     return layout.from_kernel(BACKENDS[name](q, k, v, allowed, score))

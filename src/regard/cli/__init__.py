@@ -19,7 +19,7 @@ from regard.errors import Interrupted, RegardWarning, ReportedElsewhere, UserErr
 from regard.files import errno_text
 
 MAX_MESSAGE_CHARS = 2000  # a message may quote the content of a file
-PLAIN_WORDS = {  # of messages of the argument parser
+PLAIN_WORDS = {  # replacements in messages of the argument parser
     "Input should be": "must be",
     "Value error, ": "",
     "a valid integer, unable to parse string as an integer": "a whole number",

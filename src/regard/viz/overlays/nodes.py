@@ -9,7 +9,7 @@ from regard.viz.overlays.overlay import AnyPanel, Overlay
 from regard.viz.scene import PAD, Item, Rect, Scene, SceneText, card, circle, clean, fitted, polyline, text_width, title
 from regard.viz.terminal import Colour
 
-SIDE = 560.0  # of the drawing
+SIDE = 560.0  # side of the drawing
 TOP = 74.0  # below the title
 KEY = "Width of the half edge at a node: its attention to the other node. Width of its outline: to itself."
 MAX_LISTED = 12  # edges in a terminal
