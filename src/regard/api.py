@@ -82,7 +82,7 @@ class _Origin:
     device: str
     weights: str
     precision: str
-    step: int | None  # of the weights: a run that is trained further replaces its best weights
+    step: int | None  # step of the weights: further training replaces a run's best weights
 
     def load(self) -> Model:
         return _reload(self)

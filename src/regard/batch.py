@@ -219,7 +219,7 @@ def translate_folder(
     settings = translation_settings(translator)
     with DirectoryLock(folder, "translating"):
         claim_folder(folder, settings)
-        remove_temporary_files(folder)  # of workers that died
+        remove_temporary_files(folder)  # left by workers that died
         how = {"column": translator.column, "output": translator.output, "workers": workers, "gpus": gpus}
         try:
             lines = translate_shards(translator, shards, progress=progress, **how)  # type: ignore[arg-type]
@@ -238,7 +238,7 @@ class ShardWorker:
         shard = Shard(Path(row["source"]), Path(row["target"]))
         try:
             lines = shard.translate(self.translate, self.column, self.output)
-        except UserError as error:  # of the input: another try would fail too
+        except UserError as error:  # the input is at fault: another try would fail too
             return {"source": row["source"], "lines": 0, "error": str(error)}
         except (OSError, EOFError, ValueError) as error:  # should not stop the other files
             return {"source": row["source"], "lines": 0, "error": f"{row['source']}: {first_line(error)}"}

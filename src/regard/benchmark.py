@@ -29,7 +29,7 @@ from regard.training.optimizers import make_optimizer
 from regard.training.step import TrainingStep
 
 LINES = 64  # held-out inputs, decoded repeatedly
-RANDOM_TOKENS = 20  # of a random text
+RANDOM_TOKENS = 20  # length of a random text
 Progress = Callable[[int], None]
 Say = Callable[[str], None]
 
@@ -49,7 +49,7 @@ class TrainingSpeed:
     waiting: float  # share of the time spent waiting for batches
     idle: float | None  # share of the time without a running kernel; None on a CPU
     packing: float  # target tokens packed per second
-    peak_bytes: int  # of GPU memory; on a CPU, of the process
+    peak_bytes: int  # peak GPU memory; on a CPU, peak memory of the process
 
     @property
     def share(self) -> float:

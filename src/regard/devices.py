@@ -51,7 +51,7 @@ MALLOC_DEFAULTS = {
     "top": 128 * 1024,
     "maps": 65536,
     "arenas": 0,
-}  # of glibc
+}  # glibc's defaults
 MALLOC_KEEPS_MEMORY = {"trim": 2**31 - 1, "top": 64 * 2**20, "maps": 0, "arenas": 1}
 
 

@@ -27,7 +27,7 @@ _REASONS = {
     errno.ENOTDIR: "a part of the path is not a folder",
     errno.EISDIR: "it is a folder",
 }
-_TEMPORARY = re.compile(r"\..+\.tmp|\.tmp[A-Za-z0-9]{6}")  # of `atomic`, and of the safetensors library
+_TEMPORARY = re.compile(r"\..+\.tmp|\.tmp[A-Za-z0-9]{6}")  # names made by `atomic_write` and by the safetensors library
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
 
 
@@ -36,7 +36,7 @@ def errno_text(error: OSError) -> str:
     return _REASONS.get(error.errno or 0, error.strerror or str(error))
 
 
-MAX_TEXT_BYTES = 1 << 28  # of a file that is read whole, such as a recipe, a vocabulary or metrics
+MAX_TEXT_BYTES = 1 << 28  # maximum size of a file that is read whole, such as a recipe or a vocabulary
 
 
 def regular(path: Path) -> Path:

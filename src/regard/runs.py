@@ -172,6 +172,7 @@ class LoadedRun:
 
     def filler(self) -> MaskFiller:
         """Make a mask filler for many texts: `filler()(texts, top=3)`."""
+        self.require_verb("fill")
         return MaskFiller.for_recipe(self.module, self.tokenizers[0], self.recipe)
 
     # -- predictions --------------------------------------------------------------------------------------------------

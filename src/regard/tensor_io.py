@@ -27,9 +27,9 @@ from regard.errors import UserError
 from regard.files import atomic_write, errno_text, json_checksum, parse_json, regular, write_text
 
 Tensors = dict[str, Tensor]
-MAX_FILE_BYTES = 5 * 10**9  # of tensors in one file, as in Hugging Face's tools
+MAX_FILE_BYTES = 5 * 10**9  # bytes of tensors in one file, as in Hugging Face's tools
 INDEX = ".safetensors.index.json"  # the ending of an index of shards
-CHECKSUM = "checksum"  # of the tensors
+CHECKSUM = "checksum"  # checksum of the tensors
 METADATA_CHECKSUM = "facts_checksum"  # key of the checksum of the metadata, that of the tensors included
 SHARDS = (
     "shards"  # in the metadata: files that hold the tensors in parts, by path relative to this file, with checksums
@@ -272,7 +272,7 @@ def _load_shards(path: Path, metadata: Mapping[str, Any]) -> Tensors:
     for name in shards(path, metadata):
         verify_shard(path, metadata, name)
     tensors = {name: torch.empty_like(t, device="cpu") for name, t in stored_in_shards(path, metadata).items()}
-    with warnings.catch_warnings():  # that there is one process, as intended
+    with warnings.catch_warnings():  # PyTorch warns that there is only one process, which is intended
         warnings.simplefilter("ignore", UserWarning)
         dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(shard_folder(path, metadata))), no_dist=True)
     return tensors

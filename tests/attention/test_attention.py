@@ -462,7 +462,7 @@ def test_recorded_weights_times_values_are_the_kernels_output() -> None:
     with Recorder(model) as seen:
         model(x)
     offered = seen.attention["self_attn"].offered
-    heads = offered.layout.close(offered() @ offered.value)
+    heads = offered.layout.from_kernel(offered() @ offered.value)
     torch.testing.assert_close(heads, seen.values["self_attn.heads"], atol=1e-6, rtol=1e-5)
     assert heads[:9].abs().sum() > 0
     for n, length in enumerate(model.layout.lengths):

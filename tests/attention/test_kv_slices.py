@@ -34,7 +34,7 @@ def test_slices_hold_what_indices_would_write(cursors: list[int]) -> None:
         tree.append(None, torch.device("cpu"))
         assert (tree.uniform is None) == (cursors[0] != cursors[1])
         append_by_index(other)
-        ours, expected = cache.open(*new), by_index.open(*new)
+        ours, expected = cache.to_kernel(*new), by_index.to_kernel(*new)
         for a, b in zip(ours[:3], expected[:3], strict=True):
             assert torch.equal(a, b)
         assert torch.equal(ours[3].table, expected[3].table)  # type: ignore[arg-type]

@@ -276,3 +276,12 @@ def test_the_explanation_of_an_image_is_that_of_python(site: Site, visit: Visit)
 def test_inputs_that_cannot_be_explained_say_what_else_there_is(visit: Visit) -> None:
     page = visit("explain", run="tiny-graph", text="paper-3")
     assert "hide parts in Interventions" in page.inner_text("main .callout")
+    assert page.locator("#foot a").all_inner_texts() == ["Interventions"]  # not the view that does not apply
+    visit("overlay", run="tiny-images", text="test 2", on=page)
+    assert page.locator("#foot a").all_inner_texts() == ["Explain", "Interventions"]
+
+
+def test_a_recording_can_be_read_on_a_phone(visit: Visit, new_page: Any) -> None:
+    phone = visit("overlay", run="tiny-sound", text="test 2", on=new_page(width=360))
+    width = phone.locator(".element-picture svg").evaluate("svg => svg.getBoundingClientRect().width")
+    assert width == 560  # it scrolls; letters of 12 units in a width of 750 would have 5 pixels in 320

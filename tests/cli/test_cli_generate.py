@@ -145,6 +145,7 @@ def test_generation_in_a_batch_equals_generation_alone(document_run: Path) -> No
     [
         (["--greedy", "--top-k", 3], "--top-k has no effect with --greedy, which does not sample"),
         (["--greedy", "--samples", 2], "--samples has no effect with --greedy, which does not sample"),
+        (["--samples", 10_001], "Invalid value for '--samples': must be less than or equal to 10000"),
         (["--stop", ""], "a stop string cannot be empty"),
         (["--top-p", 0], "--top-p 0.0: must be greater than 0"),
         (["--temperature", "inf"], "--temperature inf: must be a finite number"),

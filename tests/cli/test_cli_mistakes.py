@@ -7,6 +7,8 @@ import errno
 import io
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -202,13 +204,16 @@ def test_utf_16_is_named(regard, typed, trained, tmp_path):
         '[data]\nsource = "in.txt"\ntarget = "in.txt"\nvalid = ["in.txt", "in.txt"]\n'
     )
     assert said in regard("train", tmp_path / "recipe.toml", "--out", tmp_path / "run").error
+    (tmp_path / "in.txt").write_bytes(b"a\n\xff\xfe b\n")  # a byte-order mark begins a file, not a later line
+    assert "line 2: not valid UTF-8 (byte 1" in regard("translate", trained, "--input", tmp_path / "in.txt").error
 
 
 def test_calibrating_another_run_names_the_verb_that_was_typed(regard, tmp_path):
     from tests.tiny_runs import make_run
 
     run = make_run(tmp_path / "gpt", "gpt").path
-    expected = f"`regard calibrate` is not for language-modelling ({run}): use `regard generate`"
+    suited = "bench, draw, evaluate, explain, export, generate, look"
+    expected = f"`regard calibrate` is not for {run}, a run for language-modelling; these commands are: {suited}"
     assert regard("calibrate", run).error == expected
 
 
@@ -360,6 +365,14 @@ def test_standard_output_on_a_full_disk(start, trained):
         process = start("translate", trained, "a", stdout=full)
         _, err = process.communicate()
     assert (process.returncode, err) == (2, "regard: standard output: the disk is full\n")
+
+
+@pytest.mark.parametrize("descriptor", [0, 1, 2])
+def test_a_closed_standard_stream_is_no_bug(descriptor: int, trained: Path, tmp_path: Path) -> None:
+    command = f"exec {descriptor}>&-; exec {sys.executable} -m regard translate {trained} 'a b'"
+    result = subprocess.run(["sh", "-c", command], capture_output=True, encoding="utf-8")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.count("\n") == (0 if descriptor == 1 else 1)
 
 
 def test_output_to_a_folder_is_refused_before_the_work(regard, trained, tmp_path):

@@ -284,8 +284,19 @@ def test_invalid_settings_are_refused() -> None:
 
 
 def test_areas_by_hand() -> None:
-    assert area([1.0, 1.0]) == 1.0 and area([0.0, 1.0]) == 0.5
-    assert area([4.0, 2.0, 1.0, 0.0]) == pytest.approx((3 + 1.5 + 0.5) / 3)
+    assert area([0, 1], [1.0, 1.0]) == 1.0 and area([0, 1], [0.0, 1.0]) == 0.5
+    assert area([0, 1, 2, 3], [4.0, 2.0, 1.0, 0.0]) == pytest.approx((3 + 1.5 + 0.5) / 3)
+    assert area([0, 1, 3], [4.0, 2.0, 0.0]) == pytest.approx((3 + 2 * 1) / 3)  # the second step is twice as long
+
+
+def test_the_area_of_a_line_is_half_its_height_where_steps_differ() -> None:
+    """A score that is the number of parts shown falls on a straight line, of 100 parts in 64 steps of 1 or 2 parts."""
+    box = BlackBox(lambda masks: [float(sum(shown)) for shown in masks], tuple(map(str, range(100))), tuple)
+    (curve,) = curves(box, {"order": np.arange(100.0)}, shuffles=0)
+    assert set(np.diff(curve.counts)) == {1, 2} and len(curve.counts) == 65
+    np.testing.assert_array_equal(curve.deletion, 100.0 - curve.counts)
+    np.testing.assert_array_equal(curve.insertion, curve.counts)
+    assert curve.deletion_area == curve.insertion_area == pytest.approx(50)
 
 
 def test_curves_of_a_sum_by_hand() -> None:
@@ -575,7 +586,7 @@ def test_bars_have_error_bars_and_pictures_can_be_stacked() -> None:
     drawn = explanations.bars(small(exact=False))
     whiskers = [item for item in drawn.items if isinstance(item, Line) and item.stroke == "card"]
     assert len(whiskers) == 3 and "two standard errors" in drawn.svg()
-    curve = Curve("importance", np.array([2.0, 1.0, 0.0]), np.array([0.0, 1.0, 2.0]))
+    curve = Curve("importance", np.arange(3), np.array([2.0, 1.0, 0.0]), np.array([0.0, 1.0, 2.0]))
     below = stacked([drawn, *map(chart_scene, explanations.curve_charts([curve], "score"))])
     assert all(isinstance(item, Group) for item in below.items) and len(below.items) == 3
     offsets = [item.y for item in below.items if isinstance(item, Group)]

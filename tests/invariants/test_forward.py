@@ -178,7 +178,7 @@ def test_recorded_weights_are_those_of_the_backend(case: Any, family: str, seed:
         made.model.logits(batch)
     for name, attended in seen.attention.items():
         offered = attended.offered
-        heads = offered.layout.close(offered() @ offered.value)
+        heads = offered.layout.from_kernel(offered() @ offered.value)
         torch.testing.assert_close(heads, seen.values[f"{name}.heads"], atol=1e-5, rtol=1e-5)
         queries, keys = offered.layout.lengths()
         for n, (q, k) in enumerate(zip(queries, keys, strict=True)):

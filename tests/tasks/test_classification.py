@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import regard
+from regard.cli.evaluate_classes import _confusion
 from regard.errors import UserError
 from regard.metrics.classes import ClassScores
 from regard.recipes.schema import Recipe
@@ -198,3 +199,12 @@ def test_an_explanation_and_a_trace_name_classes_with_spaces(run: RunDir) -> Non
         model.trace("good film", "worse")
     with pytest.raises(UserError, match="cannot be continued"):
         model.trace("good film", after=[1])
+
+
+def test_a_confusion_matrix_too_wide_for_the_terminal_numbers_its_classes() -> None:
+    names = tuple(f"a long name {n}" for n in range(12))
+    scores = ClassScores.of([1, 1], [0, 1], names)
+    lines = _confusion(scores).splitlines()
+    assert lines[0].split() == ["class", *map(str, range(1, 13)), "F1"] and len(lines) == 13
+    assert lines[1].split() == ["1", *names[0].split(), "0", "1", *["0"] * 10, "0.0"]
+    assert max(map(len, lines)) <= 80

@@ -77,7 +77,7 @@ def for_training(
     applied = []
     sharded = shards(settings)
     if settings.checkpoint_activations:
-        checkpoint_activations(model)  # of plain blocks: the pending sums of fused ones would take more memory
+        checkpoint_activations(model)  # plain blocks only: the pending sums of fused ones would take more memory
         applied.append("activation checkpointing")
     elif device.type == "cuda" and kernels.available():
         fuse(model, sharded)

@@ -31,7 +31,7 @@ class DataParallel(Protocol):
     equal_passes: bool  # whether every process needs as many forward passes as the others
     static_grads: bool  # whether gradients stay where they are: they are zeroed, not removed
     capturable: bool  # whether a step can be captured as a CUDA graph
-    copies: Bf16Weights | None  # of weights, which take part in the backward pass in their place
+    copies: Bf16Weights | None  # bf16 copies that replace the weights in the backward pass
 
     def __call__(self, batch: Any, smoothing: float, r_drop: float) -> Tensor:
         """The loss of the model."""

@@ -135,7 +135,7 @@ def _can_use_decode_kernel(query: Tensor, value: Tensor, allowed: MaskTable) -> 
 
 MAX_HEAD_BYTES = 256  # with more, a tile of keys and one of values exceed the shared memory of some GPUs
 LANES = 16  # float32 elements of the widest CPU vectors
-MAX_FEW_HEADS = 16  # of all sentences of a step, up to which a CPU is faster with the fused kernel
+MAX_FEW_HEADS = 16  # heads of all sentences of a step, up to which the fused kernel is faster on a CPU
 MAX_DECODING_QUERIES = 8  # up to which `small` is used without gradients
 MAX_SHORT_LENGTH = 64  # up to which `small` is used on a CPU
 
@@ -216,19 +216,19 @@ def attend(
         key = score.project_keys(key)
         if layout.positions is not None:
             query, key, score = score.encode_positions(query, key, layout.positions)
-    q, k, v, allowed = layout.open(query, key, value)
+    q, k, v, allowed = layout.to_kernel(query, key, value)
     heads = num_heads(q)
     if owner is not None and taps.has_listeners():
         shared = repeat_heads(k, heads), repeat_heads(v, heads)
         replaced = taps.offer(owner, "weights", AttentionWeights(q, *shared, allowed, score, layout))
         if replaced is not None:
-            return layout.close(replaced.to(v.dtype) @ shared[1])
+            return layout.from_kernel(replaced.to(v.dtype) @ shared[1])
     name = requested_backend()
     if not score.is_dot and name != "plain":
         sparse = allowed.sparse
         name = sparse.backend(q) if sparse is not None and sparse.any_score else "plain"
     elif name == "auto":
         name = _select_backend(allowed, q, k.shape[-2])
-    if name != "small":  # which reads each key once for all queries that share it
+    if name != "small":  # "small" reads each key once for all queries that share it
         k, v = repeat_heads(k, heads), repeat_heads(v, heads)
-    return layout.close(BACKENDS[name](q, k, v, allowed, score))
+    return layout.from_kernel(BACKENDS[name](q, k, v, allowed, score))

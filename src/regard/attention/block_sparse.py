@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.attention.masks import Mask, SameSegment, SegmentPositions
 from regard.packed import PackedLayout
 
-MIN_SPARSE_LENGTH = 1024  # from which `block_sparse` is worth its overhead ...
+MIN_SPARSE_LENGTH = 1024  # length from which `block_sparse` is worth its overhead ...
 MAX_SPARSE_SHARE = 0.4  # ... if it computes at most this share of all pairs (a causal mask allows half of them)
 
 
@@ -32,7 +32,7 @@ class BlockPattern:
 
     blocks: list[QueryBlock]
     inverse_order: Tensor | None
-    share: float  # of all pairs of a query and a key, those that are computed
+    share: float  # share of all pairs of query and key that is computed
 
 
 @lru_cache(maxsize=8)  # batches of text in windows of one length share a pattern

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.attention.layouts import AttentionLayout, MaskTable
+from regard.attention.layouts import AttentionLayout, KernelInputs, MaskTable
 from regard.attention.masks import NO_POSITION, Causal, Mask, SameSegment, SegmentPositions
 from regard.attention.scores import TokenPositions
 
@@ -29,7 +29,7 @@ class BeamTree:
     """
 
     is_static: ClassVar[bool] = False
-    SENTENCE_TENSORS: ClassVar[tuple[str, ...]] = ("seen", "padding")  # those with a row for each sentence
+    SENTENCE_TENSORS: ClassVar[tuple[str, ...]] = ("seen", "padding")  # tensors with a row for each sentence
     used: int | None = None  # entries in use, if the tensors have more; None: all, or known to the device only
     is_prompt = False  # whether several tokens per sentence were added last, not one per beam
 
@@ -40,7 +40,7 @@ class BeamTree:
         self.entries = 0
         self.seen: Tensor | None = None
         self.index: Tensor | None = None  # [E] position of each entry, including padding; for masks
-        self.position = TokenPositions(torch.empty(0, dtype=torch.long))  # of the tokens fed last
+        self.position = TokenPositions(torch.empty(0, dtype=torch.long))  # positions of the tokens fed last
         self._queries = 1
         self._allowed: dict[bool, MaskTable] = {}  # by whether `mask` applies
 
@@ -140,7 +140,7 @@ class KVCache(AttentionLayout):
     def positions(self) -> TokenPositions:  # type: ignore[override]  # read only
         return self.tree.position
 
-    def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
+    def to_kernel(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> KernelInputs:
         assert key is not None and value is not None
         q, k, v = map(self._folded, (query, key, value))
         return q, *self._append(k, v), self.tree.allowed(q.dtype, self.masked)
@@ -158,7 +158,7 @@ class KVCache(AttentionLayout):
         """[N * K, H, D] or [N, T, H, D] -> [N, H, K or T, D]."""
         return (x if self.tree.is_prompt else x.view(self.tree.sentences, -1, *x.shape[1:])).transpose(1, 2)
 
-    def close(self, out: Tensor) -> Tensor:
+    def from_kernel(self, out: Tensor) -> Tensor:
         out = out.transpose(1, 2)
         return out if self.tree.is_prompt else out.flatten(0, 1)
 
@@ -198,12 +198,12 @@ class SourceCache(AttentionLayout):
         if allowed.no_empty_rows and allowed.table is not None and allowed.bias is None:
             self.allowed = MaskTable.with_bias(allowed.table, key.dtype)  # computed once for all steps
 
-    def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
+    def to_kernel(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> KernelInputs:
         assert key is None and value is None
         q = query.view(len(self.key), -1, *query.shape[1:]).transpose(1, 2)  # [N*K, H, D] -> [N, H, K, D]
         return q, self.key, self.value, self.allowed
 
-    def close(self, out: Tensor) -> Tensor:
+    def from_kernel(self, out: Tensor) -> Tensor:
         return out.transpose(1, 2).flatten(0, 1)
 
     def fixed(self, size: int, allowed: MaskTable | None = None) -> SourceCache:

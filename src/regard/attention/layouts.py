@@ -1,7 +1,7 @@
 """Attention layouts: how queries, keys and values are stored, and which pairs may attend.
 
-A layout opens tensors [T, H, D] into the form of the dense kernels, [..., H, L, D], together with a mask, and closes
-the result again. Packed batches (training), a KV cache (a decoding step) and cached source keys (cross-attention) are
+A layout converts tensors [T, H, D] to the form that dense kernels read, [..., H, L, D], with a mask, and converts their
+result back. Packed batches (training), a KV cache (a decoding step) and cached source keys (cross-attention) are
 layouts of the same attention, so that a block is written once for all of them.
 """
 
@@ -77,17 +77,20 @@ class MaskTable:
         return causal if table is None else causal & table
 
 
-class AttentionLayout:
-    """Base class of layouts: opens queries, keys and values for a dense kernel and closes its result."""
+KernelInputs = tuple[Tensor, Tensor, Tensor, MaskTable]  # queries, keys, values, and which pairs may attend
 
-    # Of the queries, if cached keys include their positions; None: the index in the opened tensors.
+
+class AttentionLayout:
+    """Base class of layouts: converts queries, keys and values for a dense kernel, and its result back."""
+
+    # Of the queries, if cached keys include their positions; None: the index in the tensors that kernels read.
     positions: TokenPositions | None = None
 
-    def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
+    def to_kernel(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> KernelInputs:
         """Queries, keys and values as the dense kernels read them, [..., H, L, D], and the mask."""
         raise NotImplementedError  # implemented by each layout
 
-    def close(self, out: Tensor) -> Tensor:
+    def from_kernel(self, out: Tensor) -> Tensor:
         """The result of a kernel, stored like the queries."""
         raise NotImplementedError  # implemented by each layout
 
@@ -102,11 +105,11 @@ class DenseQK(AttentionLayout):
     def __init__(self, table: Tensor | None = None, causal: bool = False) -> None:
         self.allowed = MaskTable(table, causal)
 
-    def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
+    def to_kernel(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> KernelInputs:
         assert key is not None and value is not None
         return query, key, value, self.allowed
 
-    def close(self, out: Tensor) -> Tensor:
+    def from_kernel(self, out: Tensor) -> Tensor:
         return out
 
 
@@ -127,7 +130,7 @@ class PackedQK(AttentionLayout):
     def allowed(self) -> MaskTable:
         """The cheapest form of "same sentence, and the mask", in the padded view.
 
-        Queries that are padding may attend to anything: `close` drops them. Sentences have at least one token, so
+        Queries that are padding may attend to anything: `from_kernel` drops them. Sentences have at least one token, so
         masking padding or later tokens leaves at least one key to every query.
         """
         is_self = self.queries is self.keys
@@ -144,14 +147,14 @@ class PackedQK(AttentionLayout):
         )
         return MaskTable(table.unsqueeze(-3))  # the same for all heads
 
-    def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
+    def to_kernel(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> KernelInputs:
         assert key is not None and value is not None
         q = self.queries.pad(query).transpose(1, 2)  # [T, H, D] -> [N, L, H, D] -> [N, H, L, D]
         k = self.keys.pad(key).transpose(1, 2)
         v = self.keys.pad(value).transpose(1, 2)
         return q, k, v, self.allowed
 
-    def close(self, out: Tensor) -> Tensor:
+    def from_kernel(self, out: Tensor) -> Tensor:
         return self.queries.flatten(out.transpose(1, 2))
 
     def lengths(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

@@ -74,7 +74,7 @@ class MultiHeadAttention(nn.Module):
                 self.add_module(name, nn.RMSNorm(size, eps=options.qk_norm_eps))
         if zero_init:
             nn.init.zeros_(self.out_proj.weight)
-        self.guided_head: int | None = None  # whose queries and keys a forward pass leaves in `guided_qk`
+        self.guided_head: int | None = None  # a forward pass leaves this head's queries and keys in `guided_qk`
         self.guided_qk: tuple[Tensor, Tensor] | None = None  # [T, D / H] and [S, D / H]
 
     q_norm: nn.RMSNorm

@@ -97,7 +97,7 @@ class Rotary(Score):
         if width % 2:
             raise UserError(f"rotary positions rotate pairs of features: the width of a head, {width}, must be even")
         self.table = RotaryTable(width, base, scaling)
-        self.amplitude = 1.0 if scaling is None else scaling.attention**2  # of the score
+        self.amplitude = 1.0 if scaling is None else scaling.attention**2  # factor of the score
 
     def as_dot(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]:
         cos, sin = self.table(key.shape[-2], key)

@@ -38,7 +38,7 @@ class StaticBeamTree(BeamTree):
     write: Tensor  # [N, K]: where the caches store the tokens of this step
     uniform: int | None = None  # the first new entry of all sentences, where it is the same and on a CPU
     _levels: Tensor | None = None  # 0 and -inf
-    _indices: tuple[Tensor, Tensor, Tensor] | None = None  # of `_step_indices`
+    _indices: tuple[Tensor, Tensor, Tensor] | None = None  # result of `_step_indices`
 
     @classmethod
     def start(cls, tree: BeamTree, beams: int, capacity: int, prompt: int, device: torch.device) -> StaticBeamTree:

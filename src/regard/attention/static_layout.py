@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard import kernels
-from regard.attention.layouts import LAYOUT_TYPES, MaskTable, PackedQK
+from regard.attention.layouts import LAYOUT_TYPES, KernelInputs, MaskTable, PackedQK
 from regard.attention.masks import Causal, Full, Mask
 from regard.packed import PackedLayout
 
@@ -127,11 +127,11 @@ class StaticQK(PackedQK):
         self.allowed = MaskTable(sparse=segments)
         segments.prepare()
 
-    def open(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
+    def to_kernel(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> KernelInputs:
         assert key is not None and value is not None
         return query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), self.allowed
 
-    def close(self, out: Tensor) -> Tensor:
+    def from_kernel(self, out: Tensor) -> Tensor:
         return out.transpose(0, 1)
 
     def lengths(self) -> None:

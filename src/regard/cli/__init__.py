@@ -19,7 +19,7 @@ from regard.errors import Interrupted, RegardWarning, ReportedElsewhere, UserErr
 from regard.files import errno_text
 
 MAX_MESSAGE_CHARS = 2000  # a message may quote the content of a file
-PLAIN_WORDS = {  # of messages of the argument parser
+PLAIN_WORDS = {  # replacements in messages of the argument parser
     "Input should be": "must be",
     "Value error, ": "",
     "a valid integer, unable to parse string as an integer": "a whole number",
@@ -40,9 +40,17 @@ def configure_libraries(verb: str = "") -> None:
         os.environ.setdefault(cache, str(SERVER_CACHED_SHAPES if verb == "serve" else CACHED_SHAPES))
 
 
+def open_standard_streams() -> None:
+    """Open /dev/null for each standard stream that is closed (`>&-`). Another file would get its descriptor."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (until the process ends)
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run `regard` with these arguments (default: the command line's) and exit with its status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    open_standard_streams()
     configure_libraries(next((word for word in words if not word.startswith("-")), ""))
     debug = "--debug" in words or bool(os.environ.get("REGARD_DEBUG"))
     sys.exit(run([word for word in words if word != "--debug"], debug))

@@ -21,7 +21,8 @@ from regard.errors import UserError
 
 HELP = ["-h", "--help"]
 MARKUP: Literal["markdown"] = "markdown"
-EXTRAS = dict.fromkeys(("fastapi", "prometheus_client", "starlette", "uvicorn"), "serve")  # of optional packages
+# The extra that each optional package belongs to.
+EXTRAS = dict.fromkeys(("fastapi", "prometheus_client", "starlette", "uvicorn"), "serve")
 
 # The list that `regard --help` shows. A test compares each line with the first paragraph of the verb's own help.
 VERBS = {

@@ -27,7 +27,7 @@ from regard.viz.views import files
 from regard.viz.views.picture import Picture
 
 MIN_PAIRS = 20
-MIN_WORDS = 20  # of a point in the diagram: fewer say little
+MIN_WORDS = 20  # minimum number of words of a point in the diagram
 
 
 @grouped

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -13,12 +14,12 @@ from regard.errors import printable
 from regard.metrics.classes import ClassScores
 from regard.runs import LoadedRun
 from regard.tasks.classes import ClassTask
-from regard.text.display import shorten
+from regard.text.display import columns, shorten
 from regard.viz.charts import columned
 from regard.viz.terminal import capabilities
 
-MAX_CLASSES = 20  # of a confusion matrix that is printed; --json has it for any number
-NAME_COLUMNS = 16  # of a class name in it
+MAX_CLASSES = 20  # maximum for which the confusion matrix is printed; --json has it for any number
+NAME_COLUMNS = 16  # maximum length of a class name in the matrix
 
 
 def evaluate_classes(loaded: LoadedRun, examples: list[Any], as_json: bool, quiet: bool) -> None:
@@ -41,9 +42,20 @@ def evaluate_classes(loaded: LoadedRun, examples: list[Any], as_json: bool, quie
 
 
 def _confusion(scores: ClassScores) -> str:
-    """The confusion matrix as a table: a row for each class, a column for each prediction."""
+    """The confusion matrix as a table: a row for each class, a column for each prediction.
+
+    If it is too wide with the names of the classes as heads, the classes are numbered.
+    """
+    width = max(capabilities(sys.stdout)[0], 80)
     names = [shorten(printable(name), NAME_COLUMNS) for name in scores.classes]
-    rows = [
-        [name, *map(str, row), f"{f1:.1f}"] for name, row, f1 in zip(names, scores.confusion, scores.f1, strict=True)
-    ]
-    return columned(["class", *names, "F1"], rows, width=max(capabilities(sys.stdout)[0], 80))
+    numbers = [str(number) for number in range(1, len(names) + 1)]
+
+    def table(labels: Sequence[str], heads: Sequence[str], width: int) -> str:
+        rows = zip(labels, scores.confusion, scores.f1, strict=True)
+        cells = [[label, *map(str, counts), f"{f1:.1f}"] for label, counts, f1 in rows]
+        return columned(["class", *heads, "F1"], cells, width)
+
+    named = table(names, names, sys.maxsize)
+    if max(map(columns, named.splitlines())) <= width:
+        return named
+    return table([f"{number:>2} {name}" for number, name in zip(numbers, names, strict=True)], numbers, width)

@@ -181,6 +181,7 @@ def _json(text: str, request: ExplainRequest, explanation: Explanation, curves: 
     entries = [
         {
             "order": curve.name,
+            "counts": curve.counts.tolist(),
             "deletion": curve.deletion.tolist(),
             "insertion": curve.insertion.tolist(),
             "deletion_area": curve.deletion_area,

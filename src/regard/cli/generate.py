@@ -20,6 +20,7 @@ from regard.errors import UserError
 from regard.tasks.generator import Generation, Generator
 
 SEPARATOR = "---"  # the line between two texts
+MAX_SAMPLES = 10_000  # samples of a prompt, which are in memory together
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def generate(
     *,
     tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum number of tokens to generate.")] = 100,
     samples: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Generate this many continuations of each prompt.")
+        int, typer.Option(metavar="N", min=1, max=MAX_SAMPLES, help="Generate this many continuations of each prompt.")
     ] = 1,
     sampling: SamplingOptions,
     conversation: ChatOptions,

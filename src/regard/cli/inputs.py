@@ -147,7 +147,7 @@ def _decoded(stream: Iterable[bytes], name: str, on_error: OnError) -> Iterator[
     errors: list[str] = []
 
     def note(error: UnicodeDecodeError) -> None:
-        message = describe_invalid(error)
+        message = describe_invalid(error, lines + 1)
         if on_error is OnError.STOP:
             raise UserError(f"{name}, line {lines + 1}: {message}; --errors replace or --errors skip continues")
         errors.append(message)

@@ -67,8 +67,8 @@ class PartialOutput:
         self.part = self.path.with_name(self.path.name + ".part")
         self.state_file = self.path.with_name(self.path.name + ".part.json")
         self.settings = json.loads(json.dumps(settings))  # as they are read back from the file
-        self.lines = 0  # of input, processed
-        self.bytes = 0  # of output
+        self.lines = 0  # lines of input processed
+        self.bytes = 0  # bytes of output written
         self._input = hashlib.blake2b(digest_size=16)
         self._expected: str | None = None
         if resume and self.part.exists():

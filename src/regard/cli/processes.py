@@ -27,7 +27,7 @@ def run_on_devices(words: list[str], count: int, device: str) -> None:
         raise UserError(f"--device {device} is one device: use --device {where.type} with --devices")
     cores = max((os.cpu_count() or 1) // count, 1)
     os.environ.setdefault("OMP_NUM_THREADS", str(cores))  # each process would use all cores
-    for name in ("torch.distributed.elastic", *logging.root.manager.loggerDict):  # those below have levels of their own
+    for name in ("torch.distributed.elastic", *logging.root.manager.loggerDict):  # children have their own levels
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # the processes report what fails
     try:

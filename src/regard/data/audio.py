@@ -21,8 +21,8 @@ from regard.errors import RegardWarning, UserError, first_line
 from regard.files import errno_text
 
 Samples = npt.NDArray[np.float32]  # [n] from -1 to 1
-SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".au")  # of the files of a folder
-MAX_SECONDS = 3600.0  # of a recording: longer ones are cut beforehand
+SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".au")  # files of a folder that are read
+MAX_SECONDS = 3600.0  # maximum length of a recording: cut longer ones beforehand
 CLIPPED = 0.01  # share of samples at full scale from which on a recording is called clipped
 SEARCHED = 1 / 6  # share of a part, before its end, in which it is cut
 PAUSE = 0.2  # seconds of the stretches of sound that are compared there
@@ -126,7 +126,7 @@ def _resampling_filters(old: int, new: int) -> tuple[Tensor, int, int]:
     """
     common = math.gcd(old, new)
     step, phases = old // common, new // common
-    cutoff = min(1.0, new / old) * 0.95  # of half the old rate; the filter falls off around it
+    cutoff = min(1.0, new / old) * 0.95  # relative to half the old rate; the filter falls off around it
     width = math.ceil(LOBES / cutoff)
     times = torch.arange(phases, dtype=torch.float64)[:, None] * old / new
     distance = torch.arange(-width, width + step, dtype=torch.float64) - times

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class LabelEncoder(Protocol):
     """Encodes targets that are not texts, such as the names of classes, as numbers."""
 
-    dtype: str  # of the numbers: "uint16" or "uint32"
+    dtype: str  # dtype of the stored tokens: "uint16" or "uint32"
 
     def encode(self, corpus: str, targets: Sequence[str]) -> list[list[int]]:
         """Encode targets; `corpus` is their corpus, for the message of an error."""
@@ -36,7 +36,7 @@ class TextBlock:
     """Pairs, or parts of a stream, that are encoded at once."""
 
     texts: list[Any]
-    links: list[list[Link]] | None = None  # of each pair
+    links: list[list[Link]] | None = None  # links of each pair
 
 
 @dataclass(frozen=True)

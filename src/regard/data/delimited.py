@@ -71,7 +71,7 @@ class Layout:
     delimiter: str
     quoted: bool
     header: tuple[str, ...] | None
-    indices: tuple[int, ...]  # of the selected columns, from 0
+    indices: tuple[int, ...]  # indices of the selected columns, from 0
     width: int  # number of fields of every record
     summary: str  # what was detected, for a message
 
@@ -206,7 +206,7 @@ def looks_quoted(lines: Iterator[str]) -> bool:
     >>> looks_quoted(iter(['a\\tb', '"say ""c"" now"\\td']))
     True
     """
-    every = minimal = commas = True  # which of the three kinds of program may have written the records so far
+    every = minimal = commas = True  # kinds of program that may have written the records so far
     records = fields_quoted = doubled = 0
     for number, record in enumerate(_whole_records(lines)):
         if '"' not in record:

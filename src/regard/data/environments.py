@@ -23,7 +23,7 @@ LENGTH, LIMIT = 20, 60  # cells between key and door; steps of an episode at mos
 State = npt.NDArray[np.float32]
 Frame = npt.NDArray[np.uint8]  # [height, width, 3]
 Policy = Callable[[State, np.random.Generator], Any]
-DISCOUNT = 0.9999  # of the experts of environments with a table of transitions: sooner is a little better
+DISCOUNT = 0.9999  # for the experts of environments with a table of transitions: sooner is a little better
 
 
 class Environment(Protocol):
@@ -114,7 +114,7 @@ class GymEnvironment:
         except ImportError:
             raise UserError(f"{name} needs one more package: pip install 'regard[rl]'; key-door is built in") from None
         try:
-            with warnings.catch_warnings(action="ignore"):  # of gymnasium about itself
+            with warnings.catch_warnings(action="ignore"):  # gymnasium's warnings about itself
                 self.env = gymnasium.make(name, render_mode="rgb_array")
         except Exception as error:  # gymnasium raises many kinds: unknown names, missing packages
             raise UserError(

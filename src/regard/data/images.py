@@ -32,7 +32,7 @@ from regard.models.vit import ImageBatch
 from regard.nn.augment import Augmentation
 from regard.recipes.schema import DataSettings
 
-VERSION = 1  # of the layout above and of how images are converted
+VERSION = 1  # version of the layout above and of converting images
 FILES = ["pixels.bin", "labels.bin"]
 REPORT_EVERY = 500  # images between calls of `progress`
 

@@ -31,9 +31,9 @@ def read_bytes(path: str | Path) -> Iterator[bytes]:
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def describe_invalid(error: UnicodeDecodeError) -> str:
+def describe_invalid(error: UnicodeDecodeError, number: int) -> str:
     """Say what is wrong with a line that is not UTF-8. Some programs of Windows write UTF-16, with a mark in front."""
-    if error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if number == 1 and error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "this is UTF-16, not UTF-8; iconv -f UTF-16 -t UTF-8 converts it"
     return f"not valid UTF-8 (byte {error.start + 1} of the line)"
 
@@ -60,7 +60,7 @@ def decode_lines(
             text = line.decode("utf-8")
         except UnicodeDecodeError as error:
             if on_error is None:
-                raise UserError(f"{name}, line {number}: {describe_invalid(error)}") from error
+                raise UserError(f"{name}, line {number}: {describe_invalid(error, number)}") from error
             on_error(error)
             text = line.decode("utf-8", "replace")
         if number == 1:

@@ -49,7 +49,7 @@ class LinkedPacker(Packer):
         flat = PackedLayout(counts.tolist(), self.link_budget if self.static else None)
         sources, targets = split_links(self._gather(self._links, members, flat))
         sentences = np.concatenate([np.repeat(np.arange(len(members)), counts), np.zeros(flat.size - flat.tokens, int)])
-        tokens = sentences << LINK_BITS | targets  # of the target, numbered through the batch
+        tokens = sentences << LINK_BITS | targets  # target tokens, numbered through the batch
         _, token, of_token = np.unique(tokens[: flat.tokens], return_inverse=True, return_counts=True)
         weights = np.zeros(flat.size, np.float32)
         weights[: flat.tokens] = self.link_weight / of_token[token]

@@ -53,7 +53,7 @@ def mel_filters(rate: int, bands: int) -> Tensor:
     """[K, B] the weight of each frequency of the Fourier transform in each band."""
     hertz = np.linspace(0, rate / 2, fft_size(rate) // 2 + 1)
     mels = np.linspace(0, 2595 * math.log10(1 + rate / 2 / 700), bands + 2)
-    centres = 700 * (10 ** (mels / 2595) - 1)  # of the bands, and the ends of the first and the last
+    centres = 700 * (10 ** (mels / 2595) - 1)  # centres of the bands, and the ends of the first and the last
     rising = (hertz[:, None] - centres[:-2]) / (centres[1:-1] - centres[:-2])
     falling = (centres[2:] - hertz[:, None]) / (centres[2:] - centres[1:-1])
     return torch.from_numpy(np.maximum(np.minimum(rising, falling), 0).astype(np.float32))
@@ -93,7 +93,7 @@ def slaney_filters(rate: int, bands: int) -> Tensor:
     top = corner / step + math.log(WHISPER_TOP / corner) / factor
     mels = np.linspace(0, top, bands + 2)
     above = corner * np.exp(factor * (mels - corner / step))
-    centres = np.where(mels < corner / step, step * mels, above)  # of the bands, and the ends of the outer ones
+    centres = np.where(mels < corner / step, step * mels, above)  # centres of the bands, and the ends of the outer ones
     hertz = np.linspace(0, rate // 2, frame_sizes(rate)[0] // 2 + 1)
     rising = (hertz[:, None] - centres[:-2]) / np.diff(centres)[:-1]
     falling = (centres[2:] - hertz[:, None]) / np.diff(centres)[1:]

@@ -27,7 +27,7 @@ class MaskingPolicy:
 
     share: float
     mask_id: int
-    first_id: int  # of the ordinary tokens, after the special ones
+    first_id: int  # first id of an ordinary token, after the special ones
     vocabulary: int
 
     @classmethod

@@ -20,9 +20,9 @@ SYMBOLS = """
     Zr Nb Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm Yb Lu Hf Ta W Re
     Os Ir Pt Au Hg Tl Pb Bi Po At Rn Fr Ra Ac Th Pa U Np Pu Am Cm Bk Cf Es Fm Md No Lr Rf Db Sg Bh Hs Mt Ds Rg
     Cn Nh Fl Mc Lv Ts Og
-"""  # of the elements
+"""  # symbols of the elements
 BONDS = ("single", "double", "triple", "aromatic", "other")
-MAX_COUNT = 6  # of neighbours or hydrogens; larger numbers count as this one
+MAX_COUNT = 6  # maximum number of neighbours or hydrogens; larger ones count as this
 FEATURES = (
     *(f"atom {symbol}" for symbol in SYMBOLS.split()),
     *(f"{count} neighbours" for count in range(MAX_COUNT + 1)),

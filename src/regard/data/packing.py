@@ -62,7 +62,7 @@ class Packer(PlannedBatches):
         ratio = _weighted(weights, [s.report.source_tokens for s in stores]) / _weighted(
             weights, [s.report.target_tokens for s in stores]
         )
-        step = slice(None, None, max(-(-len(self._target_lengths) // SECTION), 1))  # of a sample of large corpora
+        step = slice(None, None, max(-(-len(self._target_lengths) // SECTION), 1))  # large corpora are sampled
         sources, targets = self._source_lengths[step], self._target_lengths[step]
         self.source_budget = source_budget or budgets.source_budget(
             sources, targets, self._longest_source(), ratio, target_budget, static

@@ -18,7 +18,7 @@ from regard.errors import UserError
 from regard.registry import CORPORA
 
 SIZE, CLUTTER_SIZE = 24, 48  # pixels of a side
-GREY_SHAPES = 3  # of a cluttered image
+GREY_SHAPES = 3  # number of grey shapes in a cluttered image
 COLOURS = {"red": (0.9, 0.2, 0.2), "green": (0.2, 0.8, 0.3), "blue": (0.25, 0.35, 0.95)}
 SHAPES = ("circle", "square", "triangle", "cross")
 CLASSES = tuple(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES)

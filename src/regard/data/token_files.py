@@ -30,7 +30,7 @@ from regard.data.token_store import Array, ChunkedArray, CorpusReport, Ragged, T
 from regard.errors import UserError
 from regard.files import json_checksum
 
-VERSION = 5  # of the layout above, of how text is split and of how inputs are identified
+VERSION = 5  # version of the layout above, of splitting text and of identifying inputs
 LINKS = "links"
 FILES = [f"{side}.{part}" for side in ("source", "target") for part in ("ids", "offsets")]
 LINK_FILES = [f"{LINKS}.{part}" for part in ("ids", "offsets")]

@@ -168,7 +168,7 @@ class TokenStore:
     source: Ragged
     target: Ragged
     report: CorpusReport
-    digest: str = ""  # of the arrays; a resumed run must find the same
+    digest: str = ""  # digest of the arrays; a resumed run must find the same
     links: Ragged | None = None
 
     @classmethod

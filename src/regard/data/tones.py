@@ -17,7 +17,7 @@ from regard.errors import UserError
 from regard.registry import CORPORA
 
 RATE = 8000
-FORMANTS = {  # of each letter, in hertz
+FORMANTS = {  # frequencies of each letter in hertz
     "a": (700, 1300),
     "e": (400, 2100),
     "i": (280, 2600),
@@ -28,7 +28,7 @@ FORMANTS = {  # of each letter, in hertz
     "t": (1800, 3200),
 }
 SPLITS = {"train": (0, 2000), "valid": (1, 200), "test": (2, 200)}  # seed and number of utterances
-LETTERS = (2, 6)  # of an utterance: the fewest and the most
+LETTERS = (2, 6)  # minimum and maximum number of letters of an utterance
 
 
 @CORPORA.register("tones")

@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 MAX_INLINE_ITEMS = 4  # items that are done in this process first: a small corpus needs no other
 ITEMS_AHEAD = 2  # items per process that are read before their turn
 
-_work: Callable[[Any], Any] | None = None  # of a worker process, which inherits it
+_work: Callable[[Any], Any] | None = None  # the function of a worker process, which inherits it
 
 
 def usable_cores() -> int:

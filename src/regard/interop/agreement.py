@@ -37,12 +37,12 @@ from regard.text.encode import prefix_ids
 
 MAX_TEXTS = 200
 BEAMS = (1, 4)
-MAX_TOKENS = 40  # of an output
+MAX_TOKENS = 40  # maximum length of an output
 PROMPT_WORDS = 6
 MAX_RANDOM_TOKENS = 12_000  # in texts of `RANDOM_LENGTH`
 RANDOM_LENGTH = 60
-BOUND = 1e-4  # of the log-probability of a token: larger differences are not rounding errors
-TIE = 2 * BOUND  # of two log-probabilities
+BOUND = 1e-4  # larger differences of a token's log-probability are not rounding errors
+TIE = 2 * BOUND  # two log-probabilities closer than this are a tie
 MAX_TOTAL_LOSS = 0.05  # share of the total log-probability
 
 

@@ -31,9 +31,9 @@ from regard.tasks.speech import SpeechTask
 from regard.text import BOS, EOS, Tokenizer
 
 TOLERANCE = 1e-4  # larger differences are not rounding errors
-FEATURE_TOLERANCE = 1e-3  # of features of sound: NumPy and PyTorch differ by up to 3e-5
+FEATURE_TOLERANCE = 1e-3  # for features of sound; NumPy and PyTorch differ by up to 3e-5
 SOUNDS = (0.1, 0.6, 1.0)  # lengths of random sounds, as shares of what the model reads
-LENGTHS = (1, 2, 7, 20, 60)  # of the random texts, in tokens; truncated to what the model can read
+LENGTHS = (1, 2, 7, 20, 60)  # lengths of the random texts in tokens; truncated to what the model can read
 
 
 def largest_difference(run: RunDir, folder: str | Path, seed: int = 0) -> float:

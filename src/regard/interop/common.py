@@ -14,7 +14,7 @@ from regard.models import SequenceModel, build
 from regard.recipes.schema import Recipe, SizedSettings
 from regard.text import Tokenizer
 
-MAX_ROWS = 1 << 21  # of a table of tokens or positions: there are lists of as many Python objects
+MAX_ROWS = 1 << 21  # bounds tables of tokens or positions, for which lists of as many Python objects are made
 MAX_POSITIONS = 1 << 24
 ACTIVATIONS = {  # theirs -> ours
     "relu": "relu",

@@ -70,7 +70,7 @@ class DecoderImporter:
 
     theta: float = 10000.0  # default base of the rotary positions
     local_theta: float | None = None  # default base in layers with a window, where that is another one
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of our model, the same for all of this type
+    settings: Mapping[str, Any] = field(default_factory=dict)  # constant settings of our model
     biases: bool | None = False  # default of attention_bias; None: queries, keys and values have biases
     is_local: Callable[[HFFolder, int], object] | None = None  # whether a layer has a window; None: no layer has
     norm_offset: float = 0.0  # what the stored weights of norms lack
@@ -79,7 +79,7 @@ class DecoderImporter:
     head_width: int | None = None  # default of head_dim
     tied: bool = False  # default of tie_word_embeddings
     eos: int | None = None
-    norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")  # of attention and feed-forward
+    norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")  # of attention, of feed-forward
     output_norms: tuple[str, str] | None = None
     refused: Mapping[str, Any] = field(default_factory=dict)  # settings with only one supported value
 

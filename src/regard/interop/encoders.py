@@ -83,7 +83,7 @@ MODERNBERT = [
 class EncoderImporter:
     """A model type. Names of tensors are those of the body, which have `prefix`, and of the heads, which do not."""
 
-    name: str  # of its classes: RobertaForMaskedLM
+    name: str  # prefix of its classes: RobertaForMaskedLM
     prefix: str
     body: Sequence[Entry]
     embedding: str

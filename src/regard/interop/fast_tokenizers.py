@@ -17,7 +17,7 @@ from regard.text import Tokenizer
 from regard.text.fast_tokenizer import FastTokenizer, library_errors, load_library
 
 FILE = "tokenizer.json"
-MAX_GROWTH = 1000  # of a text by a normalizer; NFKC has 18
+MAX_GROWTH = 1000  # how many times longer a normalizer may make a text; NFKC: 18 times
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _growth(normalizer: Any) -> float:
     if kind == "Precompiled":  # SentencePiece's: a trie, then the replacements, which end in NUL
         table = base64.b64decode(normalizer["precompiled_charsmap"])
         return max(1.0, *map(len, table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")))
-    return 18.0  # of NFKC; the others lengthen less
+    return 18.0  # NFKC; the others lengthen less
 
 
 def read_fast_tokenizer(

@@ -12,7 +12,7 @@ from regard.recipes.schema import DecodingSettings
 # transformers divides the log-probability of n tokens by n^p, we by ((5 + n) / 6)^a. Both grow equally fast where
 # p = a n / (n + 5), which is this share of a for sentences of 15 tokens.
 POWER = 0.75
-TOP_K = 50  # of transformers, if sampling is on and top_k is not set
+TOP_K = 50  # default of transformers, if sampling is on and top_k is not set
 
 
 def sampling(folder: HFFolder) -> dict[str, Any]:

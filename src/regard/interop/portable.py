@@ -30,7 +30,7 @@ SUPPORTED = {
     *("tie_embeddings", "scale_embeddings", "output_bias", "dropout", "zero_init", "task", "pooling", "mask_prob"),
     *("mask_size", "memory_size"),  # only with another mask than the default
 }
-NEG_LOGIT = -1e9  # of tokens that are never generated
+NEG_LOGIT = -1e9  # the logit of tokens that are never generated
 
 
 def unsupported(run: RunDir, whose: str, read: Collection[str] = (), **choices: tuple[str, ...]) -> list[str]:

@@ -47,7 +47,7 @@ class VocabularyLayout:
     """Assigns the ids of their vocabulary to special tokens, tags and ordinary tokens of ours."""
 
     vocabulary: Vocabulary
-    rows: int  # of their embedding
+    rows: int  # rows of the embedding in their model
     specials: Specials
     named: Mapping[str, int]  # tags that have a token in their vocabulary: {"<mask>": 103}
 

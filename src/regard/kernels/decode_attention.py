@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.kernels.common import LOG2E, MIN_TILE, device_of, dot_precision, tile_size
 
-KEYS, WARPS, STAGES = 64, 4, 2  # of a tile
+KEYS, WARPS, STAGES = 64, 4, 2  # size and launch settings of a tile
 
 
 @triton.jit

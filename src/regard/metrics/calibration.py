@@ -74,7 +74,7 @@ def correct_words(output: Sequence[str], reference: Sequence[str]) -> list[bool]
     >>> correct_words("el gato negro ve".split(), "un gato ve".split())
     [False, True, False, True]
     """
-    common = np.zeros((len(output) + 1, len(reference) + 1), np.int64)  # of the words from (i, j) on
+    common = np.zeros((len(output) + 1, len(reference) + 1), np.int64)  # common words from (i, j) on
     for i in range(len(output) - 1, -1, -1):
         for j in range(len(reference) - 1, -1, -1):
             same = output[i] == reference[j]

@@ -34,7 +34,7 @@ class TextScore:
     perplexity: float
     bits_per_byte: float | None  # None where the text has unknown words
     tokens: int  # scored tokens, including the EOS of each document
-    bytes: int  # of the scored text in UTF-8
+    bytes: int  # length of the scored text in UTF-8
     unknown: int = 0  # unknown tokens
 
     @classmethod
@@ -80,7 +80,7 @@ class WindowBatches:
     """Batches of windows over a text, for any model with its vocabulary."""
 
     batches: list[SeqBatch]
-    bytes: int  # of the scored text
+    bytes: int  # length of the scored text
 
     @classmethod
     def of(

@@ -23,7 +23,7 @@ class TextScores:
     chrf_signature: str
     exact: float  # percentage of outputs equal to their reference
     lines: int
-    perplexity: float | None = None  # of the references, per token, if a model was evaluated too
+    perplexity: float | None = None  # per token of the references, if a model was evaluated
 
 
 def score_texts(

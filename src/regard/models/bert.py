@@ -169,7 +169,7 @@ class BertEmbedding(nn.Module):
     def forward(self, ids: Tensor, position: Tensor) -> Tensor:
         """ids and position [S] -> [S, D]."""
         tokens = taps.tap(self, "tokens", F.embedding(ids, self.table) * self.scale)
-        positions = taps.tap(self, "positions", self.positions(position, position))  # which does not read the length
+        positions = taps.tap(self, "positions", self.positions(position, position))  # lengths are not read
         x = self.norm(tokens + positions + self.token_types[0])
         return taps.tap(self, "stream", dropout(x, self.dropout, self.training))
 

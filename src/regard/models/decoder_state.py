@@ -33,7 +33,7 @@ class StaticShape:
 
     sentences: int
     beams: int
-    capacity: int  # of the output
+    capacity: int  # capacity for output tokens
     source: int
 
 

@@ -29,7 +29,7 @@ from regard.registry import MASKS, MODELS
 
 __all__ = ["GPT", "GPTSettings"]
 
-NEG_LOGIT = -1e4  # of tokens that are never predicted; finite, so that losses with label smoothing are finite
+NEG_LOGIT = -1e4  # for tokens that are never predicted; finite, so that label smoothing gives finite losses
 INIT_STD = 0.02  # standard deviation of initial weights, as in GPT-2
 
 
@@ -131,7 +131,7 @@ class GPT(SequenceModel):
         return self.decoder(x, layouts, is_token=layout.is_token)
 
     def _check_length(self, layout: PackedLayout) -> None:
-        if not isinstance(layout, StaticPackedLayout):  # whose `max_len` is only a bound
+        if not isinstance(layout, StaticPackedLayout):  # a static layout's `max_len` is only a bound
             self._check_position(layout.max_len)
 
     def _check_position(self, length: int) -> None:

@@ -26,7 +26,7 @@ from regard.packed import Batch, PackedLayout
 from regard.recipes.schema import Activation, ScoreName, SizedSettings, TokenNorm
 from regard.registry import MODELS, SCORES
 
-SUM_SCALE = 0.1  # of sums beside means: sums over ten nodes are as large as means
+SUM_SCALE = 0.1  # scale of sums beside means: sums over ten nodes are as large as means
 
 
 @dataclass(frozen=True)

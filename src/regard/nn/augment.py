@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 SHEAR, TRANSLATE, ROTATE, BLEND, POSTERIZE = 0.3, 0.45, math.pi / 6, 0.9, 4.0  # at full strength, as in RandAugment
-GREY = 0.5  # of pixels from outside the image, and of erased ones
-LUMA = (0.299, 0.587, 0.114)  # of red, green and blue in Pillow's grey
-ERASED_AREA, ERASED_ASPECT = (0.02, 1 / 3), (0.3, 1 / 0.3)  # of the image; height over width
+GREY = 0.5  # value of pixels from outside the image, and of erased ones
+LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue in Pillow's grey
+ERASED_AREA, ERASED_ASPECT = (0.02, 1 / 3), (0.3, 1 / 0.3)  # share of the image; height over width
 OPERATIONS = (
     *("identity", "shear-x", "shear-y", "translate-x", "translate-y", "rotate"),
     *("brightness", "colour", "contrast", "sharpness", "posterize", "solarize", "autocontrast", "equalize"),
@@ -38,7 +38,7 @@ class Augmentation:
 
     shift: int = 0  # random crops of the image, with this many black pixels around it
     flip: bool = False  # left-right, of every other image
-    operations: int = 0  # of RandAugment, one after the other
+    operations: int = 0  # operations of RandAugment, one after the other
     magnitude: float = 1.0  # maximum strength of an operation; each is drawn between 0 and this
     erase: float = 0.0  # probability that a rectangle is erased (Zhong et al. 2020)
     mixup: float = 0.0  # alpha of the share of an image in a mean of two (Zhang et al. 2018)
@@ -180,7 +180,7 @@ def equalize(x: Tensor) -> Tensor:
     """Spread the values of each channel evenly from 0 to 1, by their cumulative histogram in 256 steps."""
     values = (x * 255).round().long().flatten(2)  # [N, C, P]
     counts = torch.zeros(*values.shape[:2], 256, device=x.device).scatter_add_(2, values, torch.ones_like(x).flatten(2))
-    last = counts.gather(2, values.amax(2, keepdim=True))  # of the brightest value
+    last = counts.gather(2, values.amax(2, keepdim=True))  # count of the brightest value
     step = ((values.shape[2] - last) / 255).floor()
     before = counts.cumsum(2) - counts
     table = ((before + (step / 2).floor()) / step.clamp(min=1)).floor().clamp(max=255)

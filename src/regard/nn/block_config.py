@@ -35,7 +35,7 @@ class BlockConfig:
     ffn_bias: bool = True
     zero_init: bool = False
     score: str = "scaled-dot"
-    cross_score: str | None = None  # of cross-attention; None: as `score`
+    cross_score: str | None = None  # score of cross-attention; None: as `score`
     positions: str = "none"  # rotary and relative positions replace the score of self-attention
     position_base: float = 10000.0
     rope: RopeScaling | None = None

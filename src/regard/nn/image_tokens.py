@@ -19,7 +19,7 @@ from regard.nn.augment import to_unit
 from regard.nn.positions import Sinusoidal
 from regard.packed import PackedLayout
 
-INIT_STD = 0.02  # of learned position vectors and of the class token
+INIT_STD = 0.02  # for learned position vectors and the class token
 MEAN, DEVIATION = 0.5, 0.25  # pixels are standardised by these by default: they are typical of photographs
 
 
@@ -160,7 +160,7 @@ class ImageConfig:
     positions: str = "learned"
     pooling: str = "mean"
     class_position: bool = False  # whether the class token has a learned position vector, before those of the patches
-    pixel_mean: Sequence[float] = (MEAN,)  # of all channels, or of each
+    pixel_mean: Sequence[float] = (MEAN,)  # one number for all channels, or one for each
     pixel_std: Sequence[float] = (DEVIATION,)
     dropout: float = 0.0
 

@@ -17,7 +17,7 @@ from regard import kernels
 from regard.nn.r_drop import r_drop_grad
 from regard.precision import matrix_dtype
 
-CHUNK_BYTES = 2**30  # of logits held at once
+CHUNK_BYTES = 2**30  # bytes of logits held at once
 CHUNK_STEP = 256  # chunks are multiples of this many positions, for efficient matmuls
 CACHED_ROWS = 64  # rows of logits that a CPU processes at a time
 

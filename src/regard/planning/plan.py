@@ -21,10 +21,10 @@ from regard.recipes.schema import Recipe
 MAX_RANKS = 1024
 MIN_EFFICIENCY = 0.8  # throughput per GPU, relative to one GPU, from which more GPUs are worth their cost
 MIN_RANK_TOKENS = 256  # a step is not divided into smaller shares
-MAX_TOKENS = 2**20  # of the largest batch that is considered
+MAX_TOKENS = 2**20  # largest batch that is considered
 MAX_LAYERS = 2000
 MISTAKE = 100  # a model that would not fit even on this many times the GPUs is not planned
-MAX_TRACED_TOKENS = 2**16  # of a batch that is traced
+MAX_TRACED_TOKENS = 2**16  # largest batch that is traced
 SCHEMES = ("plain", "ddp", "fsdp")
 
 
@@ -39,7 +39,7 @@ class RankMemory:
     gradients: int
     activations: int
     logits: int
-    buffers: int  # of communication, and of cuBLAS
+    buffers: int  # buffers of communication and of cuBLAS
     peak: int
     fits: bool
     largest_batch: int  # training.batch_tokens that fits; 0: none
@@ -71,8 +71,8 @@ class Plan:
     per_node: int
     backend: str
     parameters: int
-    flops: float  # of a step on one device, by formula
-    targets: float  # tokens of a step on one device, on average
+    flops: float  # FLOPs of a step on one device, by formula
+    targets: float  # mean number of target tokens of a step on one device
     memory: list[RankMemory]
     weak_scaling: list[ScalingPoint]  # every GPU has a batch of the recipe's size: the step grows
     strong_scaling: list[ScalingPoint]  # the recipe's step, divided among the GPUs

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from regard.planning.hardware import COLLECTIVES, EFFICIENCY, Hardware
 from regard.planning.trace import Kernel, StepTrace, is_attention
 
-BACKWARD_SHARE = 2 / 3  # of the time of both passes
+BACKWARD_SHARE = 2 / 3  # share of the backward pass in the time of both
 
 
 def kernel_seconds(kernel: Kernel, device: Hardware, compiled: bool = False) -> float:

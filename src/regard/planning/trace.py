@@ -43,8 +43,8 @@ from regard.training.step import TrainingStep
 
 BLOCK = 512  # bytes: the allocator rounds up to multiples of this
 PAIR_TOKENS = 27  # mean tokens of a sentence, if not given: those of WMT'14 English-German in subwords
-SYNTHETIC_TOKEN = 5  # of synthetic sentences: any ordinary one
-BATCHES = 5  # that synthetic sentences fill
+SYNTHETIC_TOKEN = 5  # the token of synthetic sentences: any ordinary one
+BATCHES = 5  # number of batches of synthetic sentences
 LENGTH_SPREAD = 0.55  # standard deviation of the logarithm of a length
 GATHERS = ("embedding", "index_select", "gather", "index")  # read as many bytes of their first input as they write
 
@@ -62,21 +62,21 @@ class Kernel:
 class StepTrace:
     """A training step on one device, in bytes and FLOPs."""
 
-    shapes: list[tuple[torch.Size, str]]  # of the parameters, with the name of the block or module that owns each
+    shapes: list[tuple[torch.Size, str]]  # each parameter's shape, and the name of the block or module that owns it
     parameters: int  # elements
     weights: int  # bytes
     optimizer: int  # with a moving average of the weights
     copies: int  # bf16 copies of the weights
     gradients: int
-    activations: int  # that are alive at the peak, and everything temporary; without the logits
-    logits: int  # and their gradient, alive at the peak
+    activations: int  # activations and temporary tensors alive at the peak, without the logits
+    logits: int  # logits and their gradient, alive at the peak
     peak: int
     backend: str
     targets: float  # tokens that count in the loss, on average
     model_flops: float  # by formula, as `regard bench` counts them
-    micro_batches: int  # that were traced: 2 where gradients are accumulated
-    step: list[Kernel]  # of their forward and backward passes
-    update: list[Kernel]  # of clipping, the optimizer and the moving average
+    micro_batches: int  # micro-batches traced: 2 where gradients are accumulated
+    step: list[Kernel]  # kernels of the forward and backward passes of these micro-batches
+    update: list[Kernel]  # kernels of clipping, the optimizer and the moving average
 
     @property
     def persistent(self) -> int:
@@ -88,7 +88,7 @@ class Ledger:
     """Counts the storages that are alive, and records kernels."""
 
     def __init__(self, keys: float = 0.0) -> None:
-        self.keys = keys  # that a query attends to on average, without a mask
+        self.keys = keys  # mean number of keys per query, without a mask
         self.alive: Counter[str] = Counter()  # bytes by the operator that made them
         self.total = self.peak = 0
         self.at_peak: Counter[str] = Counter()
@@ -310,19 +310,19 @@ class Example:
     """A batch as training packs it, and what else a step needs to know."""
 
     batch: Batch
-    shape: StaticBatchShape[Any] | None  # of static batches
+    shape: StaticBatchShape[Any] | None  # shape of static batches
     backend: str
     source_size: int
     target_size: int  # tokens, or classes
     shared: bool
-    targets: float  # of a batch, on average
-    flops: float  # of an update, on average
+    targets: float  # mean number of targets of a batch
+    flops: float  # mean FLOPs of an update
 
     @classmethod
     def of(cls, recipe: Recipe, gpu: bool, length: int | None = None, sharded: bool = False) -> Example:
         task = tasks.of(recipe)
         names, features, scales = task.class_names(), task.feature_names(), task.scales()
-        labels = len(scales) or min(len(names), 1)  # of a text, if it has labels
+        labels = len(scales) or min(len(names), 1)  # number of labels of a text, if it has labels
         source_size = recipe.text.vocabulary if recipe.data.has_tokens else len(features)
         sizes = source_size, len(names) or len(scales) or recipe.text.vocabulary, recipe.text.shared and not names
         with torch.device("meta"):

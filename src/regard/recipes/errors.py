@@ -24,7 +24,7 @@ from regard.recipes.to_toml import toml_value
 Table = dict[str, Any]
 Key = tuple[str | int, ...]  # ("data", "mix", 0, "weight") is data.mix[0].weight
 
-MAX_VALUE_CHARS = 60  # of an invalid value in a message
+MAX_VALUE_CHARS = 60  # maximum length of an invalid value in a message
 ALLOWED = {  # by the start of the type of a pydantic error
     "int": "a whole number",
     "float": "a number",

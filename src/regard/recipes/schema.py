@@ -48,7 +48,7 @@ class SettingsModel(BaseModel):
         return value
 
 
-Names = str | list[str]  # of files
+Names = str | list[str]  # names of files
 
 
 class Corpus(SettingsModel):
@@ -172,7 +172,7 @@ TEXT_SETTINGS = (  # settings of [data] that have an effect only where the examp
     *("source", "target", "text", "quoted", "source_tag", "target_tag"),
     *("documents", "held_out", "split_seed", "spellings", "lowercase", "max_length"),
 )
-TABLE_SETTINGS = ("quoted", "held_out", "split_seed")  # those that have an effect for molecules and images too
+TABLE_SETTINGS = ("quoted", "held_out", "split_seed")  # settings of tables that apply to molecules and images too
 # Kinds of data whose inputs are files and whose targets are texts: the names of the columns of their tables.
 MANIFESTS = {"captions": ("image", "caption"), "speech": ("file", "text")}
 SPEECH_SETTINGS = (

@@ -145,9 +145,10 @@ def _numbers(result: Explanation) -> dict[str, Any]:
 
 
 def _curves(drawn: list[Curve]) -> dict[str, Any]:
-    """Deletion and insertion by the order they follow, and the areas under them."""
+    """The numbers of hidden (or shown) parts, both curves of each order, and the areas under them."""
     named = {SHUFFLED if curve.name == RANDOM else curve.name: curve for curve in drawn}
     return {
+        "counts": drawn[0].counts.tolist(),
         "deletion": {name: curve.deletion.tolist() for name, curve in named.items()},
         "insertion": {name: curve.insertion.tolist() for name, curve in named.items()},
         "areas": {

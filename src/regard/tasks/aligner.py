@@ -38,7 +38,7 @@ from regard.text.words import WordTokens, split_words
 
 Rows = Literal["predicting", "reading"]
 ROW_CHOICES: tuple[Rows, ...] = get_args(Rows)
-BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}  # of the padded view of a batch, on either side
+BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}  # maximum size of the padded view of a batch, on either side
 SAMPLE_PAIRS = 500  # on which directions are compared to choose the attention
 
 

@@ -60,7 +60,7 @@ class Task(ABC):
     about: str  # one line for help texts
     data: str  # the kind of data that it trains on, as `recipe.data.kind` has it: "pairs", "text", ...
     measures: tuple[str, ...]  # what `training.best` may name
-    sections: tuple[str, ...] = ("text", "decoding")  # which of these sections of a recipe have an effect
+    sections: tuple[str, ...] = ("text", "decoding")  # sections of a recipe that have an effect
     verb: str  # the command that uses a trained model, which is also the method of `regard.Model`
     usage: str  # an example of the arguments after `regard VERB RUN`
     builtin_usage: str | None = None  # the same for a run on a built-in corpus, for which the user has no files
@@ -79,7 +79,8 @@ class Task(ABC):
     def require_verb(self, verb: str, run: Path) -> None:
         """Raise a UserError if a command does not apply to runs of this task."""
         if verb not in self.verbs:
-            raise UserError(f"`regard {verb}` is not for {self.name} ({run}): use `regard {self.verb}`")
+            suited = ", ".join(sorted(self.verbs))
+            raise UserError(f"`regard {verb}` is not for {run}, a run for {self.name}; these commands are: {suited}")
 
     @property
     def members(self) -> str:

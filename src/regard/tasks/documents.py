@@ -10,7 +10,7 @@ from regard.tasks.confidence import Calibration, confidence
 from regard.tasks.translator import Answer, Translator
 from regard.text.documents import Document, Format, prepare
 
-Align = Callable[[Sequence[tuple[str, str]]], list[set[Link]]]  # of (source, target) pairs
+Align = Callable[[Sequence[tuple[str, str]]], list[set[Link]]]  # aligns the words of (source, target) pairs
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class TranslatedDocument:
     texts: tuple[str, ...]
     document: Document
     answers: tuple[Answer, ...]
-    links: tuple[frozenset[Link], ...] = ()  # of each sentence and its best translation, if requested
+    links: tuple[frozenset[Link], ...] = ()  # links of each sentence with its best translation, if requested
 
     @property
     def scores(self) -> list[float | None]:

@@ -55,7 +55,7 @@ class FeatureTextTask(Task):
 
     measures: tuple[str, ...] = ("loss", "bleu", "exact")
     has_source = False
-    rows = "rows of features"  # of an input, in messages
+    rows = "rows of features"  # name of the rows of an input, for messages
     output: Output = "sequence"
     scores_pairs = False
     scale = 1.0  # what stored features are multiplied with

@@ -88,7 +88,7 @@ class TermIndex:
         """Yield each term that occurs, and where: the longest at every position, from left to right."""
         spans = [m.span() for m in re.finditer(r"\S+", sentence)]
         text = " ".join(sentence[start:stop] for start, stop in spans)  # single-spaced, as the terms are
-        origin = [i for start, stop in spans for i in (*range(start, stop), stop)]  # of each character of `text`
+        origin = [i for start, stop in spans for i in (*range(start, stop), stop)]  # position in `sentence`
         folded, in_word, free = _folded(text), [re.match(WORD, c) is not None for c in text] + [False], 0
         for start, first in enumerate(folded):
             if start < free or (start and in_word[start] and in_word[start - 1]):

@@ -21,9 +21,9 @@ from regard.tasks.generator import Generator
 from regard.tasks.text import TextTask, TextValidator, TokenDataset, batch_tokens
 from regard.tasks.validator import SAMPLES, Validation
 
-PROMPT_WORDS = 6  # of a held-out text, which the model continues
-SAMPLE_TOKENS = 60  # of a continuation in a validation
-BENCHMARK_TOKENS = 64  # of a continuation in a benchmark
+PROMPT_WORDS = 6  # words of a held-out text that are the prompt
+SAMPLE_TOKENS = 60  # length of a continuation in a validation
+BENCHMARK_TOKENS = 64  # length of a continuation in a benchmark
 
 
 @TASKS.register("language-modelling")

@@ -142,7 +142,7 @@ class NodeClassificationTask(ClassTask, GraphInspectableTask):
         distances, frontier = {given: 0}, [given]
         for distance in (1, 2):
             found = dict.fromkeys(n for node in frontier for n in sorted(neighbours.get(node, ())))
-            frontier = [n for n in found if n not in distances]  # those of one node are next to each other
+            frontier = [n for n in found if n not in distances]  # the neighbours of one node are next to each other
             distances |= dict.fromkeys(frontier[: MAX_SHOWN - len(distances)], distance)
         shown = tuple(distances)
         names = [self.graph.nodes[node] for node in shown]

@@ -33,7 +33,7 @@ class Transcriber(TextWriter):
     """
 
     model: SpeechModel
-    language: str | None = None  # of the prompt; None: detected in each recording
+    language: str | None = None  # language of the prompt; None: detected in each recording
     task: str = "transcribe"
 
     @classmethod

@@ -28,7 +28,7 @@ class Answer:
     hypotheses: tuple[Hypothesis, ...] = ()
     source: tuple[int, ...] = ()
     truncated: bool = False  # whether the line was longer than the model's context
-    unmet: tuple[Requirement, ...] = ()  # of the glossary, by the best translation
+    unmet: tuple[Requirement, ...] = ()  # terms of the glossary that the best translation lacks
 
     @property
     def text(self) -> str:

@@ -19,9 +19,9 @@ from regard.text.fast_tokenizer import FastTokenizer
 from regard.text.tokenizers import Tokenizer
 
 FILE = "chat_template.jinja"  # in a run directory
-MAX_CHARACTERS = 1 << 20  # of a conversation
+MAX_CHARACTERS = 1 << 20  # maximum length of a conversation
 MAX_TEMPLATE = 1 << 18
-MAX_BYTES = 1 << 28  # that applying a template may allocate
+MAX_BYTES = 1 << 28  # bytes that applying a template may allocate
 MAX_SECONDS = 10
 
 Messages = list[dict[str, str]]  # such as {"role": "user", "content": "Hello"}

@@ -28,13 +28,13 @@ except ImportError:  # an extra
     segment = None
 
 Format = Literal["text", "html"]
-VOID = frozenset({"img", "wbr"})  # of the inline tags
+VOID = frozenset({"img", "wbr"})  # inline tags without an end tag
 INLINE = frozenset(
     {"a", "abbr", "b", "bdi", "bdo", "big", "cite", "code", "data", "del", "dfn", "em", "font", "g", "i", "img", "ins"}
     | {"kbd", "label", "mark", "q", "s", "samp", "small", "span", "strike", "strong", "sub", "sup", "time", "tt", "u"}
     | {"var", "wbr", "x"}
 )
-MAX_DEPTH = 100  # of inline tags; one at this depth stays where it is
+MAX_DEPTH = 100  # maximum depth of inline tags; deeper ones stay where they are
 RAW = frozenset({"script", "style", "textarea"})  # their content is not translated
 NO_TAGS = (*sorted(RAW), "title")  # their content is text: what looks like a tag in it is none
 

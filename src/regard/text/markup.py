@@ -127,8 +127,8 @@ class _Placer:
     def __init__(self, source: MarkedText, words: list[_Word], links: Iterable[Link]) -> None:
         self.text, self.words = source.text, words
         self.source = [match.span() for match in WORDS.finditer(source.text)]
-        self.targets: dict[int, set[int]] = {}  # of each source word
-        self.sources: dict[int, set[int]] = {}  # of each target word
+        self.targets: dict[int, set[int]] = {}  # target words linked with each source word
+        self.sources: dict[int, set[int]] = {}  # source words linked with each target word
         for i, j in links:
             if 0 <= i < len(self.source) and 0 <= j < len(words):
                 self.targets.setdefault(i, set()).add(j)

@@ -28,7 +28,7 @@ from regard.errors import UserError, first_line
 from regard.files import parse_json
 from regard.special_tokens import BOS, PAD, SPECIAL_TOKENS, UNK
 
-VERSION = 1  # of the JSON layout
+VERSION = 1  # version of the JSON layout
 LANGUAGE_CODE = re.compile(r">>\S+?<<")  # how multilingual Marian models name the target language before a text
 
 # The library uses threads and warns on standard error when a process that used them forks, unless this variable is set.

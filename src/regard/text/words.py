@@ -17,7 +17,7 @@ class WordTokens:
 
     tokens: list[int]
     words: list[int]
-    count: int  # of words, those beyond a truncation included
+    count: int  # number of words, also those after a truncation
     truncated: bool
 
     def table(self) -> np.ndarray:

@@ -49,10 +49,10 @@ class Trainer:
     validator: Validator
     reporter: Reporter
     device: torch.device
-    shape: StaticBatchShape[Any] | None = None  # of all batches, if they are static: then steps are captured
-    identity: dict[str, Any] = field(default_factory=dict)  # of the batches and data: fields of `TrainingProgress`
+    shape: StaticBatchShape[Any] | None = None  # shape of all batches, if static; steps are then captured
+    identity: dict[str, Any] = field(default_factory=dict)  # identifies batches and data: fields of `TrainingProgress`
     origin: Path | None = None  # the run whose weights this one starts with: they are validated before the first step
-    lock: DirectoryLock | None = None  # of the run directory
+    lock: DirectoryLock | None = None  # lock of the run directory
     parallel: DataParallel | None = None  # how several processes sum gradients (`accelerate.data_parallel`)
 
     def __post_init__(self) -> None:

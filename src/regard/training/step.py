@@ -45,8 +45,8 @@ class TrainingStep:
 
     def __post_init__(self) -> None:
         device = self.device
-        self.loss = torch.zeros((), dtype=torch.float64, device=device)  # this process's, summed since the last reset
-        self.norm = torch.zeros((), device=device)  # of the last gradient
+        self.loss = torch.zeros((), dtype=torch.float64, device=device)  # summed since the last reset
+        self.norm = torch.zeros((), device=device)  # norm of the last gradient
         # A loss that is not finite sets this flag on the device. The fused optimizer skips its updates while it is set,
         # and the host reads it only every few steps, so that no step waits for the device.
         self.nonfinite = torch.zeros((), dtype=torch.float32, device=device)

@@ -112,8 +112,8 @@ def bars(explanation: Explanation) -> Scene:
 
 def curve_charts(curves: Sequence[Curve], score: str) -> tuple[Chart, Chart]:
     """Draw deletion and insertion curves as two charts, with a line for each order."""
-    parts = len(curves[0].deletion) - 1
-    percent = [100 * k / parts for k in range(parts + 1)]
+    counts = curves[0].counts
+    percent = (100 * counts / counts[-1]).tolist()
     deletion = [
         Series.of(f"{curve.name}, area {curve.deletion_area:.2f}", percent, curve.deletion.tolist()) for curve in curves
     ]

@@ -118,10 +118,10 @@ class _Layout:
     gap: float
     radius: float
     font: float
-    angle: int  # of the column labels: 0, -45 or -90 degrees
-    left: float  # of the first cell
+    angle: int  # angle of the column labels: 0, -45 or -90 degrees
+    left: float  # left edge of the first cell
     top: float
-    width: float  # of the whole picture
+    width: float  # width of the whole picture
     height: float
     row_step: int  # rows per row label
     column_step: int

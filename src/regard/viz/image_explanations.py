@@ -17,7 +17,7 @@ from regard.viz.grid import colour_bar
 from regard.viz.scene import PAD, Cells, Item, Rect, Scene, SceneText, card, clean, fitted, title
 from regard.viz.terminal import SYSTEMS, Colour
 
-SIDE = 224.0  # of a picture, the longer one
+SIDE = 224.0  # length of a picture's longer side
 GAP = 20.0
 OUTPUTS = 3  # classes with a map of their own
 HALF = "▀"  # the upper half of a terminal's cell has the colour of the text, the lower half that of the background

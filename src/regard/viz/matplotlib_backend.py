@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Format = Literal["png", "pdf"]
 
-UNITS_PER_INCH = 96.0  # of a scene, as in SVG
+UNITS_PER_INCH = 96.0  # units of a scene, as in SVG
 PNG_DPI = 192  # two pixels per unit
 FAMILIES = ("Segoe UI", "Roboto", "Helvetica Neue", "Noto Sans", "Arial", "Liberation Sans", "DejaVu Sans")
 

@@ -29,7 +29,7 @@ class Pair:
     source: str
     target: str
     alignment: tuple[tuple[int, int], ...]  # (source word, target word)
-    features: frozenset[str]  # of en_es.FEATURES; empty for other corpora
+    features: frozenset[str]  # a subset of en_es.FEATURES; empty for other corpora
 
 
 def splits(corpus: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from random import Random
 from zlib import crc32
 
 COUNTS = {"train": 4_000, "valid": 300, "test": 500}
-SHARES = {"train": range(8), "valid": range(8, 9), "test": range(9, 10)}  # of the molecules, by their hash modulo 10
+SHARES = {"train": range(8), "valid": range(8, 9), "test": range(9, 10)}  # split by hash modulo 10
 ENDS = {"": 0.0, "O": 1.2, "N": 0.7, "Cl": -0.9, "c1ccccc1": -2.0}  # what a chain may end with
 LINKS = {"C": -0.5, "O": 0.3, "C(=O)": 0.3}  # what it may go on with
 LONGEST = 7  # links of a chain

@@ -20,7 +20,7 @@ from regard.data.builtin import story_words as words
 MOODS = tuple(words.EVENTS)
 STORY_COUNTS = {"train": 60_000, "valid": 500, "test": 1_000}
 MOOD_COUNTS = {"train": 400, "valid": 400, "test": 1_000}
-SHARES = {  # of all stories, by their hash modulo 10
+SHARES = {  # splits of the stories, by their hash modulo 10
     "stories": {"train": range(5), "valid": range(5, 6), "test": range(6, 7)},
     "moods": {"train": range(7, 8), "valid": range(8, 9), "test": range(9, 10)},
 }

@@ -7,7 +7,7 @@ from zlib import crc32
 SYMBOLS = "abcdefghijklmnopqrst"
 SHORTEST, LONGEST = 3, 12
 COUNTS = {"train": 20_000, "valid": 500, "test": 1_000}
-SHARES = {"train": range(8), "valid": range(8, 9), "test": range(9, 10)}  # of the sources, by their hash modulo 10
+SHARES = {"train": range(8), "valid": range(8, 9), "test": range(9, 10)}  # split by hash modulo 10
 
 ORDERS: dict[str, Callable[[Sequence[str]], list[int]]] = {  # target position -> source position
     "copy": lambda letters: list(range(len(letters))),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,29 +24,29 @@ RANDOM = "random order"
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """The overall score with 0, 1, ... n parts hidden, and shown, in one order; both [n + 1], or of fewer steps."""
+    """The overall score as the parts of the input are hidden, and shown, in one order; three arrays [steps + 1]."""
 
     name: str
+    counts: NDArray[np.integer]  # how many parts are hidden, or shown: 0, 1, ... n, or fewer of these numbers
     deletion: Numbers
     insertion: Numbers
 
     @property
     def deletion_area(self) -> float:
-        return area(self.deletion)
+        return area(self.counts, self.deletion)
 
     @property
     def insertion_area(self) -> float:
-        return area(self.insertion)
+        return area(self.counts, self.insertion)
 
 
-def area(scores: Sequence[float] | Numbers) -> float:
-    """The area under equally spaced scores from 0 to 1, by the trapezoid rule.
+def area(x: Sequence[float] | NDArray[Any], y: Sequence[float] | Numbers) -> float:
+    """The area under y at increasing x, which are scaled to the interval from 0 to 1; by the trapezoid rule.
 
-    >>> area([4.0, 2.0, 0.0])
-    2.0
+    >>> area([0, 1, 3], [4.0, 1.0, 0.0])
+    1.1666666666666667
     """
-    y = np.asarray(scores, np.float64)
-    return float((y[:-1] + y[1:]).sum() / 2 / (len(y) - 1))
+    return float(np.trapezoid(y, x) / (x[-1] - x[0]))
 
 
 def curves(
@@ -76,11 +77,11 @@ def curves(
         return np.array([whole, *deletion, nothing]), np.array([empty, *shown, everything])
 
     named = {name: np.argsort(-np.asarray(values, np.float64), kind="stable") for name, values in importance.items()}
-    result = [Curve(name, *curve(order)) for name, order in named.items()]
+    result = [Curve(name, counts, *curve(order)) for name, order in named.items()]
     if shuffles:
         random = np.argsort(keys(fold(seed, parts), range(shuffles), parts), axis=1)
         means = np.mean([curve(order) for order in random], axis=0)
-        result.append(Curve(RANDOM, *means))
+        result.append(Curve(RANDOM, counts, *means))
     return result
 
 

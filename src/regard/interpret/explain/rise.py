@@ -31,7 +31,7 @@ from regard.decoding.sampling import keys
 from regard.errors import UserError
 from regard.interpret.notebook import NotebookDisplay
 
-Masks = NDArray[np.bool_] | NDArray[np.float32]  # of what is kept: True or False, or from 0 to 1
+Masks = NDArray[np.bool_] | NDArray[np.float32]  # masks of what is kept: True or False, or from 0 to 1
 Numbers = NDArray[np.float64]
 ScoreFn = Callable[[list[Any]], Any]
 Progress = Callable[[int], None]

@@ -34,7 +34,7 @@ class Output:
 
     tokens: tuple[int, ...]
     text: str
-    score: float | None = None  # of the search; None: computed from the log-probabilities of the pass
+    score: float | None = None  # score of the search; None: computed from the log-probabilities of the pass
     given: int = 0
 
 

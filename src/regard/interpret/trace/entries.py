@@ -33,7 +33,7 @@ from regard.text import EOS
 
 TOP, LAYER_TOP = 10, 5  # most probable tokens listed: of the output, and of each layer
 LENS_MULTIPLICATIONS = 2e10  # budget of the logit lens; of a long text only the last positions are computed
-GATES = {3: ("input", "forget", "output"), 2: ("reset", "update")}  # of an LSTM, of a GRU, in the order of the tap
+GATES = {3: ("input", "forget", "output"), 2: ("reset", "update")}  # LSTM; GRU; in the order of the tap
 
 Entry = dict[str, Any]
 
@@ -283,7 +283,7 @@ class LogitLens:
     all_positions: bool  # whether the output layer needs all positions at once
     streams: Sequence[ResidualTrace]
     batch: Any
-    rows: int  # of the logits
+    rows: int  # number of rows of logits
     vocabulary: int
 
     def __call__(self, module: SequenceModel) -> list[Entry]:

@@ -61,7 +61,7 @@ function show() {
   const output = $("output");
   output.replaceChildren();
   $("unmet").textContent = (last?.unmet ?? []).join("; ");
-  $("source-words").hidden = !last?.source_words;
+  $("alignment").hidden = !last?.source_words;
   $("source-words").replaceChildren(...(last?.source_words ?? []).flatMap((word, i) => [span(word, i), " "]));
   if (!last) return;
   const words = opened.format === "text" ? last.words ?? [] : [];

@@ -25,9 +25,9 @@ from regard.viz.scene import (
 )
 
 DASHES: tuple[tuple[float, ...], ...] = ((), (7, 4), (2, 3.5), (9, 3, 2, 3), (14, 4))
-WIDTH, HEIGHT = 560.0, 300.0  # of the plot itself, without titles and labels
+WIDTH, HEIGHT = 560.0, 300.0  # size of the plot itself, without titles and labels
 LABEL_GAP = 19.0  # between the names at the ends of the lines
-SHAPES: tuple[tuple[Coordinates, ...], ...] = (  # of markers; the first is a circle
+SHAPES: tuple[tuple[Coordinates, ...], ...] = (  # shapes of markers; the first is a circle
     (),
     ((-4.2, -4.2), (4.2, -4.2), (4.2, 4.2), (-4.2, 4.2)),
     ((0, -5.4), (5.2, 4), (-5.2, 4)),
@@ -64,7 +64,7 @@ class _Frame:
 
     left: float
     top: float
-    width: float  # of the card
+    width: float  # width of the card
     height: float
     x: Scale
     y: Scale

@@ -16,8 +16,8 @@ from regard.viz.scene import clean
 from regard.viz.terminal import SYSTEMS, Colour
 
 MARKERS = "●■▲◆▼✚✖"
-LINES = 16  # of a plot
-DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille character, [row][column]
+LINES = 16  # lines of a plot
+DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bits of braille dots, [row][column]
 
 
 def terminal(chart: Chart, *, width: int, colour: Colour) -> str:

@@ -15,7 +15,7 @@ from regard.viz.overlays.overlay import AnyPanel, Overlay
 from regard.viz.scene import PAD, Cells, Item, Rect, Scene, SceneText, card, clean, fitted, polyline, text_width, title
 from regard.viz.terminal import Colour
 
-WIDTH = 720.0  # of the axis of time
+WIDTH = 720.0  # width of the axis of time
 SPECTROGRAM, SPIKES, ROW = 120.0, 90.0, 18.0  # heights: of the spectrogram, of CTC, of a row of attention
 HEAD = 24.0  # above each part, for its name
 LABEL = 11.0  # font size

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from regard.text.display import shorten
 from regard.viz.overlays.overlay import AnyPanel, Overlay
-from regard.viz.scene import PAD, Item, Scene, SceneText, card, circle, clean, fitted, polyline, title
+from regard.viz.scene import PAD, Item, Rect, Scene, SceneText, card, circle, clean, fitted, polyline, text_width, title
 from regard.viz.terminal import Colour
 
-SIDE = 560.0  # of the drawing
+SIDE = 560.0  # side of the drawing
 TOP = 74.0  # below the title
 KEY = "Width of the half edge at a node: its attention to the other node. Width of its outline: to itself."
 MAX_LISTED = 12  # edges in a terminal
@@ -45,6 +45,9 @@ class GraphPanel:
             if axis["inside"]:
                 lines.append(SceneText(x, y + 3, names[node], 9, anchor="middle", bold=True))
             elif len(places) <= MAX_NAMED or node == axis["focus"]:
+                if node == axis["focus"]:  # edges would cross its name
+                    wide = text_width(names[node], 10) + 4
+                    lines.append(Rect(x - wide / 2, y + radius + 3, wide, 14, fill="card"))
                 lines.append(SceneText(x, y + radius + 13, names[node], 10, "quiet", "middle"))
         subtitle = fitted(clean(self.overlay.map.title), 12, width - 2 * PAD)
         heading = [title(self.overlay.headline(), width), SceneText(PAD, PAD + 36, subtitle, 12, "quiet")]

@@ -17,7 +17,7 @@ from regard.viz.terminal import Colour
 LARGE, SMALL = 288.0, 144.0  # width of a picture: of two, and of many
 GAP, BELOW = 18.0, 30.0  # between pictures, and below them for their labels
 MAX_WORDS = 23  # pictures of words, beside the image itself
-OPACITY = 0.62  # of the colours over the image
+OPACITY = 0.62  # opacity of the colours over the image
 
 
 def blended(image: np.ndarray, shares: np.ndarray, ramp: Ramp) -> np.ndarray:

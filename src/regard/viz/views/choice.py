@@ -12,7 +12,7 @@ from regard.errors import UserError
 from regard.interpret.trace import Trace
 from regard.viz.maps import Map
 
-Entry = Mapping[str, Any]  # of a trace's header
+Entry = Mapping[str, Any]  # an attention entry of a trace's header
 PARTS = {"cross": "Cross-attention", "encoder": "Encoder self-attention", "decoder": "Decoder self-attention"}
 
 

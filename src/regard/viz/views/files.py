@@ -26,7 +26,7 @@ FILES = {
 }
 
 
-PICTURES = (".svg", ".png", ".pdf")  # of these, the files that hold a picture alone
+PICTURES = (".svg", ".png", ".pdf")  # files that hold only a picture
 
 
 def save_scene(scene: Scene, path: Path, *, theme: Theme = "auto") -> str:

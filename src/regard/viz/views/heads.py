@@ -20,7 +20,7 @@ from regard.viz.terminal import Colour, painted, shade_of
 from regard.viz.views.choice import PARTS, part_title
 from regard.viz.views.picture import Picture
 
-SIDE = 120.0  # of a thumbnail
+SIDE = 120.0  # side of a thumbnail
 BESIDE, BELOW = 14.0, 44.0  # space beside and below a thumbnail; its statistics are below it
 MAX_CELLS = 112  # along a side; longer maps are max-pooled
 MARGIN = 64.0  # for the names of the layers

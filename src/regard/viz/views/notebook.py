@@ -14,7 +14,7 @@ from regard.viz import standalone
 from regard.viz.scene import Scene
 from regard.viz.views.views import draw
 
-HEIGHT = 720  # of the frame
+HEIGHT = 720  # height of the frame
 
 
 def html(trace: Trace) -> str:

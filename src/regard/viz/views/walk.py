@@ -19,7 +19,7 @@ from regard.viz.scene import PAD, Item, Rect, Scene, SceneText, isolated, text_w
 from regard.viz.terminal import Colour
 from regard.viz.views.picture import Picture
 
-MAX_TOKENS = 24  # of a longer text the last ones are shown
+MAX_TOKENS = 24  # the last tokens of a longer text are shown
 MAX_LABEL = 16  # columns
 BAR = 320.0
 LINE = 26.0

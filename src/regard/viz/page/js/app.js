@@ -340,6 +340,7 @@ async function show() {
   clear(main);
   document.title = `${view.title} · regard`;
   buildNavigation();
+  buildFoot();
   const root = el("div", { class: "view", id: `view-${view.id}` });
   main.append(
     el("div", { class: "view-head" }, el("h2", { text: view.title }), el("p", { class: "quiet", text: view.about })),
@@ -439,18 +440,12 @@ function reload() {
   load();
 }
 
+/** The caution, with links to the views that measure what the output depends on, as far as they apply. */
 function buildFoot() {
-  byId("foot").append(
-    el(
-      "p",
-      {},
-      CAUTION,
-      viewLink("explain", "Explain"),
-      " or ",
-      viewLink("changes", "Interventions"),
-      ".",
-    ),
-  );
+  const links = [explain, changes].filter(applies);
+  const named = links.flatMap(({ id, title }, i) => [i ? " or " : "", viewLink(id, title)]);
+  const advice = links.length ? [" To measure what the output depends on, see ", ...named, "."] : [];
+  clear(byId("foot")).append(el("p", {}, CAUTION, ...advice));
 }
 
 async function begin() {
@@ -476,7 +471,6 @@ async function begin() {
   applyTheme();
   buildComposer();
   buildNavigation();
-  buildFoot();
   state.subscribe((changed) => {
     refreshLinks();
     if (changed.has("theme")) applyTheme();

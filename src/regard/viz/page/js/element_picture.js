@@ -11,6 +11,7 @@ const IMAGE_SIDE = 300; // pixels
 const TIME_WIDTH = 680; // of a recording
 const SPECTROGRAM = 130; // height
 const ROW = 20; // height of a row of attention over time
+const READABLE = 560; // minimum width of pictures with much text; a narrower window scrolls
 const FRAME = 92; // width of a frame of an episode
 const FRAMES_ACROSS = 7;
 const GRAPH_SIDE = 480;
@@ -134,7 +135,7 @@ function frames(state) {
     const text = `${Number(mark.toFixed(2))}${mark + step > axis.seconds ? " s" : ""}`;
     parts.push(svgText(x(mark), y + 20, text, { fill: quiet, "font-size": 12, "text-anchor": "middle" }));
   }
-  return { width: left + TIME_WIDTH + 24, height: y + 26, parts };
+  return { width: left + TIME_WIDTH + 24, height: y + 26, parts, minWidth: READABLE };
 }
 
 /** CTC's probability of the blank and of each token, as curves; returns where the next part begins. */
@@ -194,7 +195,8 @@ function steps(state) {
     );
   });
   const rows = Math.ceil(units.length / FRAMES_ACROSS);
-  return { width: Math.min(units.length, FRAMES_ACROSS) * across, height: rows * down, parts };
+  const width = Math.min(units.length, FRAMES_ACROSS) * across;
+  return { width, height: rows * down, parts, minWidth: Math.min(width, READABLE) };
 }
 
 function shortened(text, width) {
@@ -243,13 +245,14 @@ function nodes(state) {
       cy: y,
       r: radius,
       fill: isFocus ? accent : card,
-      stroke: state.selected === i ? ink : own > 0.05 ? accent : quiet,
+      stroke: state.selected === i || isFocus ? ink : own > 0.05 ? accent : quiet,
       "stroke-width": state.selected === i ? 3.5 : 1 + 4 * own,
     };
     const inside = axis.inside || (isFocus && units.length > CROWDED) || units.length <= CROWDED;
+    const halo = { stroke: card, "stroke-width": 4, "paint-order": "stroke" }; // edges may cross the name
     const text = axis.inside
       ? svgText(x, y + 4, names[i], { fill: ink, "font-size": 11, "font-weight": 600, "text-anchor": "middle" })
-      : svgText(x, y + radius + 14, names[i], { fill: quiet, "font-size": 11, "text-anchor": "middle" });
+      : svgText(x, y + radius + 14, names[i], { fill: isFocus ? ink : quiet, "font-size": 11, "text-anchor": "middle", ...halo });
     const hidden = state.hidden.has(i) ? [svgPart("circle", { cx: x, cy: y, r: radius, fill: "url(#hatch)" })] : [];
     parts.push(unit(state, i, [svgPart("circle", look), ...hidden, inside ? text : ""]));
   });
@@ -259,7 +262,7 @@ function nodes(state) {
 const DRAWN = { patches, frames, steps, nodes };
 
 /**
- * The picture of an input as an SVG part: { width, height, parts }. `state` has the axis, its arrays, its units, and
+ * The picture of an input as an SVG part: { width, height, parts, minWidth }. `state` has the axis, its arrays, its units, and
  * `weights` [units] (null: the input alone), `matrix` [units, units] of graphs, `rows` {label, weights, selected} of
  * recordings, `extent` (the greatest weight), `selected` (a unit or -1), `hidden` (units), `hiddenEdges` (pairs of
  * units), `describe(i)` and `describeEdge(a, b)` (null: edges cannot be picked).
@@ -304,6 +307,7 @@ export function elementPicture({ label, onPick, onPickEdge = null, onStretch = n
     state = next;
     const drawn = drawElements(state);
     const svg = svgElement(drawn.width, drawn.height, label, elementParts(drawn));
+    svg.style.minWidth = `${drawn.minWidth ?? 0}px`;
     svg.removeAttribute("role"); // its parts are buttons
     svg.removeAttribute("aria-label");
     element.replaceChildren(svg);

@@ -7,9 +7,7 @@ import { plural, signedNumber } from "./numbers.js";
 import { direction } from "./tokens.js";
 
 const LEGEND_STEPS = 32;
-export const CAUTION =
-  "Attention weights show where a model looked; they do not by themselves explain its output. " +
-  "To measure which words mattered, see ";
+export const CAUTION = "Attention weights show where a model looked; they do not by themselves explain its output.";
 
 /** A colour bar with its label; `gold` adds a key for outlined cells, `masked` one for hatched cells. */
 export function legend({ scale = "weight", label, low = "0", high = "1", gold = false, masked = false }) {

@@ -5,7 +5,7 @@ import { alignmentError, attentions, chosenEntry, chosenHead, goldCells, hasCros
 import { headOptions, layerOptions, meanEntry, readMap } from "../attention_map.js";
 import { shareBar } from "../bars.js";
 import { colour } from "../colours.js";
-import { CAUTION, legend, mapFigure } from "../figure.js";
+import { legend, mapFigure } from "../figure.js";
 import { heatMap } from "../heatmap.js";
 import { topIndices } from "../numbers.js";
 import { anyOf } from "../state.js";
@@ -56,7 +56,6 @@ function alignmentView(root, context) {
   const controls = el("div");
   const pair = el("div", { class: "pair" });
   const bars = el("div", { class: "top-weights" });
-  const caution = el("p", { class: "hint" }, CAUTION, context.viewLink("explain", "Explain"), ".");
   const key = legend({ label: "attention weight" });
   let map = null;
   let box = null;
@@ -90,7 +89,7 @@ function alignmentView(root, context) {
       map = heatMap({ ...settings, announce, maxCell: 56 });
       const svgTitle = () => `${header.text.source} → ${header.text.target}`;
       box = mapFigure(context, map, { title, legend: key, name: "alignment", svgTitle });
-      const aside = el("section", { class: "card stack", aria: { label: "Selected token" } }, pair, bars, caution);
+      const aside = el("section", { class: "card stack", aria: { label: "Selected token" } }, pair, bars);
       root.append(controls, el("div", { class: "beside" }, box, aside));
     }
     box.retitle(title, errorNote(alignmentError(header, entry, head)));

@@ -352,12 +352,10 @@ function explainCurve(context, line, kind) {
   const orders = Object.keys(ORDER_NAMES).filter((name) => curves[name]);
   const deletion = kind === "deletion";
   const under = orders.map((name) => `${ORDER_NAMES[name]} ${signedNumber(areas[name])}`).join(", ");
-  const steps = curves.random.length - 1; // as many as there are inputs, or fewer
-  const counts = Array.from({ length: steps + 1 }, (_, i) => Math.round((i * line.inputs.length) / steps));
   return lineChart(context, {
     title: `${deletion ? "Deletion" : "Insertion"}: most important ${line.grid ? "pixels" : "inputs"} ${deletion ? "masked" : "shown"} first`,
     note: `The faster the curve ${deletion ? "falls" : "rises"}, the better the order. Area under the curve: ${under}.`,
-    x: { label: `${line.grid ? "pixels" : "inputs"} ${deletion ? "masked" : "shown"}`, values: counts },
+    x: { label: `${line.grid ? "pixels" : "inputs"} ${deletion ? "masked" : "shown"}`, values: line.curves.counts },
     y: { label: line.grid ? "probability" : "log-probability" },
     series: orders.map((name) => ({
       name: ORDER_NAMES[name],

@@ -5,7 +5,7 @@ import { PART_NAMES, PART_ORDER, attentions, chosenHead, entryWeights, headOptio
 import { shareBar } from "../bars.js";
 import { colour } from "../colours.js";
 import { PICTURED, axisArrays, drawElements, elementParts, elementPicture, unitLabels, unitName, unitsOf } from "../element_picture.js";
-import { CAUTION, figure, legend } from "../figure.js";
+import { figure, legend } from "../figure.js";
 import { shortNumber, topIndices } from "../numbers.js";
 import { anyOf } from "../state.js";
 import { svgCard, svgDocument, svgGroup } from "../svg.js";
@@ -73,7 +73,7 @@ function overlayView(root, context) {
   const controls = el("div");
   const strip = el("div", { class: "overlay-strip" });
   const bars = el("div", { class: "top-weights" });
-  const caution = el("p", { class: "hint" }, CAUTION, context.viewLink("explain", "Explain"), ". To hide a part of the input, see ", context.viewLink("changes", "Interventions"), ".");
+  const advice = el("p", { class: "hint" }, "To hide a part of the input, see ", context.viewLink("changes", "Interventions"), ".");
   const scaleBox = el("div");
   const picture = elementPicture({ label: "The input, under attention weights; arrow keys move, Enter selects", onPick: pick, announce });
   let [box, draws, drawing, shown] = [null, 0, null, null];
@@ -157,7 +157,7 @@ function overlayView(root, context) {
     const width = `The half of an edge next to a node is as wide as its attention to the other; the widest is ${shortNumber(extent)}.`;
     const key = keyAxis.kind === "nodes" ? el("p", { class: "hint", text: width }) : null;
     clear(scaleBox).append(key ?? legend({ label: "attention weight", high: shortNumber(extent) }));
-    const whose = at?.side === "r" ? `what ${isSelf ? unitName(keyAxis, rows[at.i]) : `“${rows[at.i]}”`} attends to` : isSelf && header.axes.target.elements.length === 1 ? "from where the prediction is made" : "mean over the output";
+    const whose = at?.side === "r" ? `what ${isSelf ? unitName(keyAxis, rows[at.i]) : `“${rows[at.i]}”`} attends to` : isSelf && header.axes.target.elements.length === 1 ? "the attention of the position that the prediction is read from" : "mean over the output";
     if (!box) {
       box = figure(context, {
         title,
@@ -167,7 +167,7 @@ function overlayView(root, context) {
         table: () => ({ columns: ["part of the input", "attention weight"], rows: shown.columns.map((label, i) => [label, Number(drawing.weights[i].toFixed(4))]) }),
         svg: () => exported(box.querySelector("h3").textContent),
       });
-      const aside = el("section", { class: "card stack", aria: { label: "Selected part" } }, strip, bars, caution);
+      const aside = el("section", { class: "card stack", aria: { label: "Selected part" } }, strip, bars, advice);
       root.append(controls, el("div", { class: "beside" }, box, aside));
     }
     box.retitle(title[0].toUpperCase() + title.slice(1), `Shown: ${whose}.`);
