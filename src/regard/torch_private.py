@@ -7,9 +7,10 @@ without data, and the operators that run (`regard.planning`; `can_trace` says wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -91,6 +92,11 @@ def version(tensor: Tensor) -> int | None:
     return getattr(tensor, "_version", None)
 
 
+def versions(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """The numbers of in-place changes of tensors, where `can_prepack`."""
+    return tuple(map(attrgetter("_version"), tensors))
+
+
 def has_vnni() -> bool:
     """Return whether the processor has VNNI instructions (products of 8-bit integers, summed in 32 bits)."""
     known = getattr(torch.cpu, "_is_vnni_supported", None)
@@ -99,15 +105,20 @@ def has_vnni() -> bool:
 
 @cache
 def can_prepack() -> bool:
-    """Return whether oneDNN can pack the weights of a linear layer (`prepack`, `prepacked_linear`)."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    """Return whether oneDNN can pack the weights of a linear layer, and changes of weights are counted."""
+    known = hasattr(torch.ops.mkldnn, "_linear_pointwise") and hasattr(Tensor, "_version")
+    return torch.backends.mkldnn.is_available() and known
 
 
 @cache
-def _onednn_linear() -> Callable[..., Tensor]:
-    """The operator for `prepacked_linear`; looking it up costs more at every call than a small operator."""
-    operator: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
-    return operator
+def onednn_linear() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """Operators for weights from `prepack`: (x, weight, bias, function, [], "") -> function(W x + b), and
+    (x, added, weight, bias, "add") -> W x + b + added.
+
+    Looking them up costs more at every call than a small operator.
+    """
+    operators = torch.ops.mkldnn._linear_pointwise
+    return operators.default, operators.binary
 
 
 def prepack(weight: Tensor) -> Tensor:
@@ -119,7 +130,7 @@ def prepacked_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear` with a weight from `prepack`."""
     if not can_prepack():
         return F.linear(x, packed, bias)
-    return _onednn_linear()(x, packed, bias, "none", [], "")
+    return onednn_linear()[0](x, packed, bias, "none", [], "")
 
 
 def can_trace() -> bool:

@@ -8,7 +8,7 @@ faster equivalents, without changing parameters or their names:
 - activation checkpointing (`recompute`)
 - several devices: DDP, FSDP2 (`parallel`); DDP of captured steps (`overlapped_sums`)
 - bf16 working copies of the weights (`bf16_weights`)
-- prepacked or int8 linear layers on a CPU (`linear_backends`)
+- prepacked or int8 linear layers on a CPU (`linear_backends`); decoding steps with fewer operators (`decoding_blocks`)
 
 Tests compare each of them with the plain definition.
 """
@@ -24,6 +24,7 @@ from regard import distributed, kernels
 from regard.accelerate import linear_backends
 from regard.accelerate.bf16_weights import Bf16Weights
 from regard.accelerate.compile import compile_parts, is_compiled, remove_compiled
+from regard.accelerate.decoding_blocks import use_step_blocks
 from regard.accelerate.fused import deferred_biases, fuse
 from regard.accelerate.overlapped_sums import OverlappedSums
 from regard.accelerate.parallel import DataParallel, Replicated, Sharded, can_capture, is_sharded, shard, shards
@@ -44,6 +45,7 @@ def for_inference(model: SequenceModel, precision: str = "fp32") -> None:
     """Prepare a model for decoding and evaluation on its device; `precision` (fp32 or int8) is for CPUs."""
     if next(model.parameters()).device.type == "cpu":
         linear_backends.prepare(model, precision)
+        use_step_blocks(model)
     elif kernels.available():
         fuse(model)
 
@@ -199,5 +201,6 @@ __all__ = [
     "remove_compiled",
     "requested_backend",
     "shards",
+    "use_step_blocks",
     "worth_compiling",
 ]

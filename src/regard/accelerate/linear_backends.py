@@ -52,6 +52,11 @@ class PrepackedLinear(_PreparedWeights):
     def _prepare(self, weight: Tensor) -> Tensor:
         return torch_private.prepack(weight)
 
+    def packed(self, weight: Tensor) -> Tensor:
+        """A weight in oneDNN's layout."""
+        packed: Tensor = self._prepared(weight)
+        return packed
+
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if torch.is_grad_enabled() or not x.is_cpu or x.dtype != torch.float32 or not x.numel():
             return F.linear(x, weight, bias)

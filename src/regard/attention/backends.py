@@ -217,13 +217,17 @@ def attend(
         if layout.positions is not None:
             query, key, score = score.encode_positions(query, key, layout.positions)
     q, k, v, allowed = layout.to_kernel(query, key, value)
-    heads = num_heads(q)
     if owner is not None and taps.has_listeners():
-        shared = repeat_heads(k, heads), repeat_heads(v, heads)
+        shared = repeat_heads(k, num_heads(q)), repeat_heads(v, num_heads(q))
         replaced = taps.offer(owner, "weights", AttentionWeights(q, *shared, allowed, score, layout))
         if replaced is not None:
             return layout.from_kernel(replaced.to(v.dtype) @ shared[1])
-    name = requested_backend()
+    return layout.from_kernel(attend_in_kernel_layout(q, k, v, allowed, score))
+
+
+def attend_in_kernel_layout(q: Tensor, k: Tensor, v: Tensor, allowed: MaskTable, score: Score) -> Tensor:
+    """`attend` for tensors from `to_kernel`: queries [..., H, Q, D], keys and values [..., G, K, D]."""
+    name, heads = requested_backend(), num_heads(q)
     if not score.is_dot and name != "plain":
         sparse = allowed.sparse
         name = sparse.backend(q) if sparse is not None and sparse.any_score else "plain"
@@ -231,4 +235,4 @@ def attend(
         name = _select_backend(allowed, q, k.shape[-2])
     if name != "small":  # "small" reads each key once for all queries that share it
         k, v = repeat_heads(k, heads), repeat_heads(v, heads)
-    return layout.from_kernel(BACKENDS[name](q, k, v, allowed, score))
+    return BACKENDS[name](q, k, v, allowed, score)

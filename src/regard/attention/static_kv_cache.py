@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from typing import ClassVar, Self
+from typing import ClassVar, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -138,17 +138,38 @@ class StaticKVCache(KVCache):
     tree: StaticBeamTree
     key: Tensor
     value: Tensor
+    pair: Tensor | None = None  # [2, N, H, E, D]: both stores as one tensor, if their widths are equal
 
     @classmethod
     def start(cls, cache: KVCache, tree: StaticBeamTree, like: tuple[Tensor, Tensor]) -> StaticKVCache:
         """Make a cache for a tree that was started from that of `cache`; `like` has the heads, widths and dtype."""
-        stores = []
-        for kept, empty in zip((cache.key, cache.value), like, strict=True):
-            store = empty.new_zeros(tree.sentences, empty.shape[1], tree.seen.shape[-1], empty.shape[3])
+        shapes = [(tree.sentences, empty.shape[1], tree.seen.shape[-1], empty.shape[3]) for empty in like]
+        if shapes[0] == shapes[1]:
+            made = cls.of_pair(tree, like[0].new_zeros(2, *shapes[0]), cache.masked)
+        else:
+            made = cls(tree, *(x.new_zeros(shape) for x, shape in zip(like, shapes, strict=True)), masked=cache.masked)
+        for kept, store in ((cache.key, made.key), (cache.value, made.value)):
             if kept is not None:
                 store[:, :, : cache.tree.entries] = kept[:, :, : cache.tree.entries]
-            stores.append(store)
-        return cls(tree, *stores, masked=cache.masked)
+        return made
+
+    @classmethod
+    def of_pair(cls, tree: StaticBeamTree, pair: Tensor, masked: bool) -> StaticKVCache:
+        made = cls(tree, *pair.unbind(0), masked=masked)
+        made.pair = pair
+        return made
+
+    def open_stacked(self, qkv: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
+        tree, pair = self.tree, self.pair
+        if pair is None or heads != kv_heads:
+            return super().open_stacked(qkv, heads, kv_heads)
+        stacked = qkv.view(tree.sentences, -1, 3, heads, pair.shape[-1]).permute(2, 0, 3, 1, 4)  # [3, N, H, K, D]
+        if tree.uniform is None:
+            pair.permute(1, 3, 0, 2, 4)[tree.rows, tree.write] = stacked[1:].permute(1, 3, 0, 2, 4)
+        else:
+            pair[:, :, :, tree.uniform : tree.used] = stacked[1:]
+        key, value = pair[:, :, :, : tree.used].unbind(0)
+        return stacked[0], key, value, tree.allowed(qkv.dtype, self.masked)
 
     def _append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         for store, new in ((self.key, key), (self.value, value)):
@@ -161,7 +182,14 @@ class StaticKVCache(KVCache):
     def grown(self, tree: StaticBeamTree) -> StaticKVCache:
         """Return a cache with the capacity of a tree that has grown."""
         more = tree.seen.shape[-1] - self.key.shape[2]
+        if self.pair is not None:
+            return self.of_pair(tree, F.pad(self.pair, (0, 0, 0, more)), self.masked)
         return StaticKVCache(tree, *(F.pad(x, (0, 0, 0, more)) for x in (self.key, self.value)), masked=self.masked)
+
+    def select(self, sentences: Tensor, tree: BeamTree) -> StaticKVCache:
+        if self.pair is None:
+            return super().select(sentences, tree)
+        return self.of_pair(cast(StaticBeamTree, tree), self.pair.index_select(1, sentences), self.masked)
 
     def reorder_entries(self, order: Tensor) -> None:
         """Move entry `order[n, e]` of sentence n to e."""
