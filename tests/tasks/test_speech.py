@@ -92,6 +92,18 @@ def test_a_run_learns_the_vocabulary_of_its_texts(run: RunDir) -> None:
     assert not any("perplexity" in entry for entry in validations)  # CTC has no perplexity per token
 
 
+def test_training_in_bf16_on_a_cpu_validates_with_features_in_float32(loaded: LoadedRun, tmp_path: Path) -> None:
+    recording, task = next(Tones.utterances("test", 1)).recording, speech_task(loaded)
+    resampled = Recording("fast", recording.samples(8000), 9000)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = [task.features(given) for given in (recording, resampled)]
+    for given, array in zip((recording, resampled), inside, strict=True):
+        assert array.dtype == np.float32
+        np.testing.assert_array_equal(array, task.features(given))
+    trained = train(quick("training.precision=bf16"), tmp_path / "run", device="cpu", quiet=True)
+    assert '"wer"' in (trained.path / "metrics.jsonl").read_text()
+
+
 def test_candidates_of_both_searches_are_ranked_by_the_weighted_sum(loaded: LoadedRun) -> None:
     model, arrays = loaded.module, features(loaded)
     assert isinstance(model, SpeechModel)
