@@ -44,7 +44,7 @@ VOICES = {
     "valid": (ACCENTS, VALID_VARIANTS),
     "test": ((*ACCENTS, "en-gb-x-gbcwmd"), TEST_VARIANTS),  # one accent is new, too
 }
-COUNTS = {"train": 48000, "valid": 400, "test": 500}
+COUNTS = {"train": 30000, "valid": 400, "test": 500}
 SPEED, PITCH = (130, 200), (30, 70)  # words a minute; espeak-ng's scale from 0 to 99
 PLAYED = (0.85, 1.2)  # how fast training sounds are played: formants and pitch move, as if speakers had other sizes
 STEP = 250  # to which the rate of a sound that is played faster or slower is rounded: resampling needs few filters
