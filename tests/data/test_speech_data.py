@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+import subprocess
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -198,6 +199,49 @@ def test_an_utterance_is_a_function_of_its_number_and_of_what_is_spoken(
     assert asked[0] == asked[1] != asked[2]
     np.testing.assert_array_equal(made[0], made[1])
     assert np.abs(made[0] - made[2]).max() > 0.01
+
+
+def test_no_variant_is_in_two_splits_and_held_out_voices_are_as_espeak_made_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variants = [variant for _, names in spoken.VOICES.values() for variant in names]
+    assert len(variants) == len(set(variants))
+    assert spoken.VOICES["test"] == ((*spoken.ACCENTS, "en-gb-x-gbcwmd"), ("m7", "f4", "david", "belinda"))
+    played: dict[str, set[float]] = {split: set() for split in spoken.VOICES}
+
+    def speak(text: str, voice: str, speed: int, pitch: int, factor: float) -> np.ndarray:
+        played[split].add(factor)
+        assert voice.split("+")[1] in spoken.VOICES[split][1]
+        return np.sin(np.arange(400, dtype=np.float32) / 7)
+
+    monkeypatch.setattr(spoken, "speak", speak)
+    (tmp_path / "audio").mkdir()
+    for split in spoken.VOICES:
+        for number in range(50):
+            spoken.utterance(tmp_path, split, 0, number, PAIR)
+    assert played["valid"] == played["test"] == {1.0}
+    assert 0.85 <= min(played["train"]) < 0.88 and 1.17 < max(played["train"]) < 1.2
+
+
+@pytest.mark.parametrize(("played", "rate", "speed"), [(1.0, 22050, 150), (0.85, 18750, 176), (1.2, 26500, 125)])
+def test_a_sound_that_is_played_faster_is_spoken_more_slowly(
+    played: float, rate: int, speed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tone = (8000 * np.sin(2 * np.pi * 1000 * np.arange(22050) / 22050)).astype("<i2").tobytes()
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> Any:
+        commands.append(command)
+        header = b"RIFF" + bytes(20) + (22050).to_bytes(4, "little") + bytes(16)
+        return subprocess.CompletedProcess(command, 0, header + tone, b"")
+
+    monkeypatch.setattr(spoken.subprocess, "run", run)
+    samples = spoken.speak("one", "en-us+m1", 150, 50, played)
+    assert commands[0][3:5] == ["-s", str(speed)]
+    assert len(samples) == -(-22050 * 8000 // rate)
+    spectrum = np.abs(np.fft.rfft(samples))
+    peak = np.fft.rfftfreq(len(samples), 1 / 8000)[spectrum.argmax()]
+    assert abs(peak - 1000 * rate / 22050) < 1  # the tone of 1 kHz
 
 
 def test_without_espeak_the_script_says_what_to_install(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:

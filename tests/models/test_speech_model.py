@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.models import build
 from regard.models.speech import SpeechModel, SpeechSettings
-from regard.nn.sound import SoundEmbedding, ctc_loss, spec_augment, subsampled
+from regard.nn.sound import SoundEmbedding, ctc_loss, spec_augment, subsampled, warp_bands
 from regard.packed import FeatureBatch, PackedFeatures, PackedLayout, PackedTokens
 from regard.special_tokens import BOS, EOS, PAD
 
@@ -109,6 +110,36 @@ def test_spec_augment_zeroes_whole_bands_and_stretches_of_each_recording() -> No
             longest = max(longest, hidden)
     assert longest > 10
     assert torch.equal(spec_augment(values, layout, (0, 0), (0, 0)), values)
+
+
+def test_warped_bands_take_the_values_at_frequencies_that_are_raised_or_lowered_by_one_factor() -> None:
+    rate, bands, layout = 8000, 40, PackedLayout([3, 2], size=6)
+    mels = (np.arange(bands) + 1) * 2595 * np.log10(1 + rate / 1400) / (bands + 1)  # of the centres
+    hertz = 700 * (10 ** (mels / 2595) - 1)
+    values = torch.from_numpy(mels).float().expand(6, bands)  # linear in mels, so that interpolation is exact
+    torch.manual_seed(3)
+    factors = []
+    for _ in range(100):
+        warped = layout.split(warp_bands(values, layout, rate, 0.2))
+        for part in warped:
+            assert torch.equal(part, part[:1].expand_as(part))
+            read = 700 * (10 ** (part[0].double().numpy() / 2595) - 1)  # the frequency whose value each band takes
+            factor = read[20] / hertz[20]
+            expected = np.clip(factor * hertz, hertz[0], hertz[-1])
+            np.testing.assert_allclose(read, expected, rtol=1e-4)
+            factors.append(factor)
+        assert factors[-1] != factors[-2]  # recordings have factors of their own
+    assert 0.8 <= min(factors) < 0.82 and 1.18 < max(factors) <= 1.2
+    torch.testing.assert_close(warp_bands(values, layout, rate, 0.0), values)
+    assert warp_bands(values[:, :1], layout, rate, 0.2).shape == (6, 1)
+
+
+def test_bands_are_warped_in_training_alone() -> None:
+    source = PackedFeatures.from_arrays(frames(30, 20))
+    off, on = (model(ctc_weight=1, decoder_layers=0, band_masks=(0, 0), frame_masks=(0, 0), warp=w) for w in (0, 0.3))
+    plain = off.encode(source)[0]
+    assert torch.equal(on.encode(source)[0], plain) and torch.equal(off.train().encode(source)[0], plain)
+    assert not torch.allclose(on.train().encode(source)[0], plain)
 
 
 def all_paths(logits: Tensor, text: list[int]) -> float:

@@ -92,10 +92,25 @@ def test_a_run_learns_the_vocabulary_of_its_texts(run: RunDir) -> None:
     assert not any("perplexity" in entry for entry in validations)  # CTC has no perplexity per token
 
 
-def test_candidates_of_both_searches_are_ranked_by_the_weighted_sum(loaded: LoadedRun) -> None:
+def test_training_in_bf16_on_a_cpu_validates_with_features_in_float32(loaded: LoadedRun, tmp_path: Path) -> None:
+    recording, task = next(Tones.utterances("test", 1)).recording, speech_task(loaded)
+    resampled = Recording("fast", recording.samples(8000), 9000)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = [task.features(given) for given in (recording, resampled)]
+    for given, array in zip((recording, resampled), inside, strict=True):
+        assert array.dtype == np.float32
+        np.testing.assert_array_equal(array, task.features(given))
+    trained = train(quick("training.precision=bf16"), tmp_path / "run", device="cpu", quiet=True)
+    assert '"wer"' in (trained.path / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize(("setting", "weight"), [(None, 0.3), (0.8, 0.8)])
+def test_candidates_of_both_searches_are_ranked_by_the_weighted_sum(
+    setting: float | None, weight: float, loaded: LoadedRun
+) -> None:
     model, arrays = loaded.module, features(loaded)
-    assert isinstance(model, SpeechModel)
-    answers = speech_task(loaded).writer(loaded.run, model, beam=3)(arrays, nbest=3)
+    assert isinstance(model, SpeechModel) and model.settings.ctc_weight == 0.3
+    answers = speech_task(loaded).writer(loaded.run, model, beam=3, ctc_weight=setting)(arrays, nbest=3)
     for array, answer in zip(arrays, answers, strict=True):
         rows = frames_of(model, array)
         candidates = [transcript.tokens for transcript in prefix_beam_search(rows, 3, 3)]
@@ -104,7 +119,7 @@ def test_candidates_of_both_searches_are_ranked_by_the_weighted_sum(loaded: Load
             batch = FeatureBatch.from_lists([array], [[*tokens, EOS]], bos=BOS)
             (by_decoder,) = score(model.logits, batch)
             (by_ctc,) = log_probability(rows, [tokens])
-            both = 0.3 * by_ctc + 0.7 * sum(by_decoder)
+            both = weight * by_ctc + (1 - weight) * sum(by_decoder)
             if tokens in found:
                 assert answer.hypotheses[found.index(tokens)].score == pytest.approx(both, abs=1e-3)
             else:

@@ -18,7 +18,7 @@ from regard.models.transformer_settings import TransformerSettings
 from regard.nn import flops
 from regard.nn.block_config import BlockConfig
 from regard.nn.blocks import BlockStack
-from regard.nn.sound import KERNEL, SoundEmbedding, ctc_loss, spec_augment, subsampled
+from regard.nn.sound import KERNEL, SoundEmbedding, ctc_loss, spec_augment, subsampled, warp_bands
 from regard.packed import FeatureBatch, PackedFeatures, PackedLayout
 from regard.registry import MODELS, POSITIONS, NameIn
 
@@ -81,6 +81,14 @@ class SpeechSettings(TransformerSettings):
         (2, 20), description="SpecAugment in training: number of masks in time, and frames of a mask at most"
     )
 
+    warp: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="vocal tract length perturbation in training: the largest share by which the frequencies of a "
+        "recording are raised or lowered; 0: none",
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _no_decoder(cls, given: Any) -> Any:
@@ -101,6 +109,8 @@ class SpeechSettings(TransformerSettings):
     def _check_whisper(self) -> SpeechSettings:
         if self.features == "whisper" and self.sample_rate != WHISPER_RATE:
             raise ValueError(f'features = "whisper" needs sample_rate = {WHISPER_RATE}')
+        if self.features == "whisper" and self.warp:
+            raise ValueError('warp needs features = "standard", whose scale of frequencies it reads')
         if self.stem == "whisper" and self.subsample != 2:
             raise ValueError('stem = "whisper" needs subsample = 2')
         if self.prompt != "none" and self.ctc_weight:
@@ -174,6 +184,8 @@ class SpeechModel(EncoderDecoder):
 
     def embed_source(self, source: PackedFeatures) -> tuple[Tensor, PackedLayout]:
         values, layout = source.values, source.layout
+        if self.training and self.settings.warp:
+            values = warp_bands(values, layout, self.settings.sample_rate, self.settings.warp)
         if self.training:
             values = spec_augment(values, layout, self.settings.band_masks, self.settings.frame_masks)
         embedded: tuple[Tensor, PackedLayout] = self.source_embedding(values, layout)

@@ -150,6 +150,24 @@ def spec_augment(
     return values.masked_fill(masked, 0.0)
 
 
+def warp_bands(values: Tensor, layout: PackedLayout, rate: int, warp: float) -> Tensor:
+    """Move the frequencies of each recording by a random factor, as if its speaker had a vocal tract of another length.
+
+    (Vocal tract length perturbation; Jaitly and Hinton 2013.) With a factor a between 1 - `warp` and 1 + `warp`, a band
+    whose centre is f takes the value at a · f, between the two bands nearest to it; outer ones take the last band's.
+    values [S, F] in bands of HTK's mel scale up to half the sample rate; the random numbers are PyTorch's.
+    """
+    bands, device = values.shape[1], values.device
+    factor = 1 + warp * (2 * torch.rand(len(layout) + 1, 1, device=device) - 1)  # the last one is for padding
+    step = math.log1p(rate / 1400) / (bands + 1)  # from one centre to the next: mels in units of 1127
+    hertz = 700 * torch.expm1(step * torch.arange(1, bands + 1, device=device))
+    position = (torch.log1p(factor * hertz / 700) / step - 1).clamp(0, bands - 1)  # [N + 1, F]
+    lower = position.floor().clamp(max=max(bands - 2, 0))
+    share, index = (position - lower)[layout.segment_ids], lower.long()[layout.segment_ids]
+    below, above = values.gather(1, index), values.gather(1, (index + 1).clamp(max=bands - 1))
+    return torch.lerp(below, above, share)
+
+
 def ctc_loss(logits: Tensor, layout: PackedLayout, labels: Tensor, label_layout: PackedLayout) -> Tensor:
     """-log of the probability of all paths of each text, summed over the recordings, in float32.
 

@@ -529,6 +529,12 @@ class DecodingSettings(SettingsModel):
     begin_suppress_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (), description="token ids that are not generated first, after what an output must begin with"
     )
+    ctc_weight: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="speech: weight of CTC when CTC and decoder rank texts together; not set: model.ctc_weight",
+    )
     batch_tokens: int = Field(
         4096, ge=1, description="source tokens per batch; affects speed and memory, not the results"
     )

@@ -103,7 +103,8 @@ class FeatureTextTask(Task):
 
     def features(self, given: Any) -> Features:
         """The features [n, F] of an input, in float32, as the model reads them."""
-        return self.stored_features(given).astype(np.float32) * np.float32(self.scale)
+        with torch.autocast("cpu", enabled=False):  # validation in bf16 computes them inside its context
+            return self.stored_features(given).astype(np.float32) * np.float32(self.scale)
 
     def stored_parts(self, given: Any) -> list[Features]:
         """The features of the parts in which an input is read, as they are stored: usually one."""

@@ -28,8 +28,8 @@ class Transcriber(TextWriter):
     """Transcribes recordings, given as log-mel features.
 
     CTC alone: greedy search (a beam of one) or prefix beam search. A decoder alone: as other texts are written. Both:
-    each finds candidates, and log p = w · CTC + (1 - w) · decoder ranks them all (w: `model.ctc_weight`). Outputs of a
-    model with a prompt begin with it.
+    each finds candidates, and log p = w · CTC + (1 - w) · decoder ranks them all (w: `decoding.ctc_weight`, or else
+    `model.ctc_weight`). Outputs of a model with a prompt begin with it.
     """
 
     model: SpeechModel
@@ -73,7 +73,8 @@ class Transcriber(TextWriter):
         candidates = [_distinct(ctc, texts) for ctc, texts in zip(by_ctc, written, strict=True)]
         with torch.inference_mode(), autocast(self.precision, request.source.layout.device):
             by_decoder = decoder_scores(model, encoded, layout, candidates)
-        weight, ranked = model.settings.ctc_weight, []
+        chosen, ranked = self.settings.ctc_weight, []
+        weight = model.settings.ctc_weight if chosen is None else chosen
         for rows, texts, scores in zip(frames, candidates, by_decoder, strict=True):
             both = zip(log_probability(rows, texts), scores, strict=True)
             rated = [_hypothesis(t, weight * a + (1 - weight) * b) for t, (a, b) in zip(texts, both, strict=True)]
