@@ -49,8 +49,8 @@ class TransformerSettings(SizedSettings):
         0.0,
         ge=0,
         lt=1,
-        description="probability that an input token of the decoder becomes a random one of the vocabulary in training, "
-        "so that it trusts the words before it less, which may be wrong",
+        description="probability that an input token of the decoder becomes a random one of the vocabulary in "
+        "training, so that the next word follows less from the words before it, which may be wrong",
     )
     activation: Activation = Field("relu", description="activation of the feed-forward layers")
     se_dim: int = Field(
