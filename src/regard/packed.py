@@ -354,9 +354,12 @@ class FeatureBatch(TextBatch):
         bos: int,
         source_size: int | None = None,
         target_size: int | None = None,
+        masked_label: int | None = None,
     ) -> FeatureBatch:
-        """Create a batch from arrays [n, F] and token lists that end with EOS."""
-        return cls(PackedFeatures.from_arrays(sources, source_size), *_teacher_forced(targets, bos, target_size))
+        """Create a batch from arrays [n, F] and token lists that end with EOS; `masked_label` is not in the loss."""
+        inputs, labels = _teacher_forced(targets, bos, target_size)
+        loss_mask = None if masked_label is None else inputs.layout.is_token & (labels != masked_label)
+        return cls(PackedFeatures.from_arrays(sources, source_size), inputs, labels, loss_mask)
 
 
 @dataclass(frozen=True)

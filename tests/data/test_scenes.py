@@ -9,6 +9,7 @@ import pytest
 
 from regard.data.scenes import (
     COLOURS,
+    MASKED,
     NOUNS,
     SHADES,
     SIDE,
@@ -17,7 +18,8 @@ from regard.data.scenes import (
     DrawnShape,
     Scenes,
     ScenesEs,
-    ScenesShapes,
+    ScenesParts,
+    ScenesPartsEs,
     ShapeKind,
     is_held_out,
     scenes,
@@ -70,7 +72,7 @@ def test_scenes_are_the_same_every_time_and_differ_between_splits() -> None:
 def combinations(scene: DrawnScene) -> list[tuple[str, str, str]]:
     kinds = [shape.kind for shape in scene.shapes]
     pairs = [("pair", kinds[0].shape, kinds[1].shape)] if scene.relation else []
-    return [*(("colour", kind.shape, kind.colour) for kind in kinds if kind.named), *pairs]
+    return [*(("colour", kind.shape, kind.colour) for kind in kinds), *pairs]
 
 
 def test_training_has_no_combination_that_is_held_out_and_every_test_scene_has_one() -> None:
@@ -137,28 +139,67 @@ def test_a_shape_has_its_area_and_its_colour(shape: str) -> None:
         assert np.abs(shown / shown.max() - np.array(rgb) / max(rgb)).max() < 0.1
 
 
-def test_unnamed_colours_look_like_none_of_the_named_ones_and_are_left_out() -> None:
-    """Nearly all colours of `scenes-shapes` are unnamed, and none of the other corpora."""
-    kinds = {
-        corpus: [
-            shape.kind
-            for split in ("train", "valid")
-            for scene, _ in corpus.examples(split, 150)
-            for shape in scene.shapes
-        ]
-        for corpus in (Scenes, ScenesShapes)
-    }
-    assert all(kind.named for kind in kinds[Scenes])
-    unnamed = [kind for kind in kinds[ScenesShapes] if not kind.named]
-    assert 0.94 < len(unnamed) / len(kinds[ScenesShapes]) < 1
+def test_parts_name_a_shape_or_its_colour_but_never_both_and_never_two_shapes() -> None:
+    """So that nothing is learned about combinations, held out or not; nor are the held-out pairs of shapes drawn."""
+    seen, nouns_of_two = set(), set()
+    for scene, _ in ScenesParts.examples("train", 400):
+        kinds = [shape.kind for shape in scene.shapes]
+        assert all((kind.shape in NOUNS) != (kind.colour in COLOURS) for kind in kinds)
+        words = scene.words("en")
+        nouns, colours = ([word for word in words if word.role == role] for role in ("shape", "colour"))
+        named = [noun.text != MASKED for noun in nouns]
+        assert len(named) == len(colours) == (2 if scene.relation else 1) and sum(named) <= 1
+        for noun, colour in zip(nouns, colours, strict=True):
+            kind = kinds[noun.shapes[0]]
+            assert colour.text == (kind.colour if kind.colour in COLOURS else MASKED)
+            assert noun.text in (MASKED, kind.shape, f"{kind.shape}s", f"{kind.shape}es")
+        if scene.relation and all(kind.shape in NOUNS for kind in kinds):
+            nouns_of_two.add(tuple(named))
+            assert not is_held_out("pair", kinds[0].shape, kinds[1].shape)
+        seen |= {word.text for word in words}
+    assert {*NOUNS, *COLOURS} <= seen and nouns_of_two == {(True, False), (False, True)}
+    for split in ("valid", "test"):  # what training is for: whole captions
+        assert list(ScenesParts.examples(split, 5)) == list(Scenes.examples(split, 5))
+
+
+def test_colours_without_a_name_look_like_none_that_has_one() -> None:
+    kinds = [shape.kind for scene, _ in ScenesParts.examples("train", 300) for shape in scene.shapes]
+    unnamed = [kind for kind in kinds if kind.colour not in COLOURS]
     shades = np.linspace(*SHADES, 50)[:, None, None] * np.array([rgb for _, *rgb in COLOURS.values()])
+    assert len(unnamed) > 100
     for kind in unnamed:
         assert np.linalg.norm(shades - np.array(kind.rgb), axis=-1).min() > 0.24
-    one = DrawnScene((drawn("star", "#ff8000", "small"), drawn("moon", "red", "large")), "left", (0, 0))
-    assert one.caption("en") == "a small star is to the left of a large red moon"
-    assert one.caption("es") == "una estrella pequeña está a la izquierda de una luna roja grande"
-    assert [word.role for word in one.words("en")[:3]] == ["article", "size", "shape"]
-    assert one.shapes[0].kind.rgb == (1, 128 / 255, 0) and not one.shapes[0].kind.named
+    assert ShapeKind("star", "#ff8000", "small").rgb == (1, 128 / 255, 0)
+
+
+def test_blobs_look_like_none_of_the_shapes() -> None:
+    """No shape, of any radius and at any place nearby, covers nearly the same pixels: the share of their union."""
+    blobs = {shape for scene in scenes("train", 60, apart=True) for shape in scene.shapes if not shape.kind.has_noun}
+    large = [shape.kind._replace(size="large") for shape in sorted(blobs, key=str)][:20]
+    offsets, radii = (-2.0, 0.0, 2.0), (7.0, 8.0, 9.0)
+    others = [DrawnShape(ShapeKind(noun, "red", "large"), 24 + x, 24 + y, r).mask
+              for noun in NOUNS for x in offsets for y in offsets for r in radii]  # fmt: skip
+    for kind in large:
+        mask = DrawnShape(kind, 24, 24, 9.0).mask
+        assert mask.any() and max((mask & other).sum() / (mask | other).sum() for other in others) < 0.9
+
+
+def test_captions_of_parts_mask_the_missing_word() -> None:
+    star, blob = drawn("star", "#ff8000", "small"), drawn("~0100000000", "red", "large")  # a feminine blob
+    one = DrawnScene((star, blob), "left", (0, 0))
+    assert one.caption("en") == "a small ___ star is to the left of a large red ___"
+    assert one.caption("es") == "una estrella ___ pequeña está a la izquierda de una ___ roja grande"
+    assert [word.role for word in one.words("en")[:4]] == ["article", "size", "colour", "shape"]
+    several = DrawnScene((drawn("~0000000000", "red", "large"),) * 2, None, (0, 0))
+    assert (several.caption("en"), several.caption("es")) == ("two large red ___", "dos ___ rojos grandes")
+    assert next(ScenesPartsEs.examples("train", 1))[1] == next(scenes("train", 1, apart=True)).caption("es")
+
+
+def test_the_first_shape_is_in_front() -> None:
+    front, back = drawn("star", "red", "small"), drawn("square", "blue", "large")
+    image = DrawnScene((front, back), "inside", (0, 0)).pixels().astype(int)
+    red, blue = image[front.mask], image[back.mask & ~front.mask]
+    assert (red[:, 0] > red[:, 2]).all() and (blue[:, 2] > blue[:, 0]).all()
 
 
 def test_words_speak_of_shapes() -> None:

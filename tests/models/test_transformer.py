@@ -314,3 +314,21 @@ def test_word_dropout_feeds_the_decoder_unknown_tokens_in_training_only() -> Non
     assert (ids != given)[given != BOS].double().mean() == pytest.approx(0.25, abs=4 * math.sqrt(0.25 * 0.75 / 1200))
     dropped = replace(batch, inputs=replace(batch.inputs, ids=ids))
     torch.testing.assert_close(logits, plain.logits(dropped))
+
+
+def test_word_noise_feeds_the_decoder_random_tokens_in_training_only() -> None:
+    """Uniform ones of the vocabulary, of which one in 17 is by chance the right one."""
+    batch = SeqBatch.from_lists([[7, 8, EOS]] * 400, [[4, 5, 6, EOS]] * 400, bos=BOS)
+    model = randomised(Transformer(settings(word_noise=0.5), 20, 20))
+    plain = randomised(Transformer(settings(), 20, 20))
+    plain.load_state_dict(model.state_dict())
+    torch.testing.assert_close(model.logits(batch), plain.logits(batch))
+    fed: list[Tensor] = []
+    model.train().target_embedding.register_forward_pre_hook(lambda module, inputs: fed.append(inputs[0]))
+    torch.manual_seed(0)
+    model.logits(batch)
+    (ids,), given = fed, batch.inputs.ids
+    changed = (ids != given)[given != BOS].double().mean()
+    share = 0.5 * 16 / 17
+    assert (ids[given == BOS] == BOS).all() and set(ids[ids != given].tolist()) == {UNK, *range(4, 20)}
+    assert changed == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / 1200))

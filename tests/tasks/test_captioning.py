@@ -29,6 +29,7 @@ from regard.tasks import regions, text_writer
 from regard.tasks.aligner import AttentionView, cross_attention
 from regard.tasks.captioning import CaptioningTask, patch_rows
 from regard.tasks.regions import WordRegion, region_shares
+from regard.text import UNK
 from regard.training.setup import train
 from regard.training.static_batch import StaticBatchShape
 
@@ -107,6 +108,32 @@ def test_batches_hold_the_patches_and_tokens_of_their_images(run: RunDir) -> Non
     for text, values in zip(texts, batch.source.layout.split(batch.source.values), strict=True):
         assert any(text == other and torch.allclose(values, image) for other, image in rows)
     assert batch.num_targets == sum(len(text.split()) + 1 for text in texts)
+
+
+def parts(*changes: str) -> Recipe:
+    return load(
+        "scenes-parts", [*QUICK, *SMALL, "data.count=64", "training.batch_tokens=96", "training.warmup=2", *changes]
+    )
+
+
+def test_missing_words_are_read_as_unknown_and_have_no_loss(tmp_path: Path) -> None:
+    run = train(parts(), tmp_path / "run", device="cpu", quiet=True)
+    task, tokenizer = task_of(run), run.tokenizers[1]
+    assert tokenizer.encode("___") == [UNK] and UNK not in tokenizer.encode("a small star is to the left of a red moon")
+    for static in (False, True):
+        batch = task.packer(task.dataset(run), static=static).batch_at(0)
+        tokens = batch.inputs.layout.is_token
+        assert torch.equal(batch.target_mask, tokens & (batch.labels != UNK))
+        assert batch.num_targets == int(tokens.sum() - (batch.labels == UNK).sum()) < int(tokens.sum())
+    pair = ("a small ___ star", "a small red star")
+    masked, whole = (task.batches(run, [(next(scenes("train", 1)), text)])[0][1] for text in pair)
+    assert masked.target_mask.tolist() == [True, True, False, True, True] and masked.inputs.ids[3] == UNK
+    model = run.model(CPU).eval()
+    losses = -model.logits(masked).log_softmax(-1).gather(1, masked.labels[:, None])[:, 0]
+    torch.testing.assert_close(model(masked), losses[masked.target_mask].sum())
+    other = masked.labels.masked_fill(masked.labels == UNK, 5)
+    assert torch.equal(model(masked), model(replace(masked, labels=other)))  # whatever the label of the missing word
+    assert whole.target_mask.all()
 
 
 def test_static_batches_and_searches_change_nothing(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,6 +387,8 @@ def test_positions_of_patches_are_learned_or_sinusoids_of_row_and_column() -> No
 
 
 def test_settings_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(UserError, match="masked_word is for captions"):
+        load("en-es", ["data.masked_word=___"])
     for change, why in {
         "model.patch=7": "does not divide",
         "model.patch=6": "patch must be 2, 4, 8",

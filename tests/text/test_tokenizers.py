@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.errors import UserError
-from regard.text import BOS, EOS, PAD, UNK, Tokenizer, train
+from regard.text import BOS, EOS, PAD, UNK, Tokenizer, encode_side, train
 from regard.text.tokenizers import ForeignVocabulary, SentencePieceTokenizer, WordPieceTokenizer, join_tokens
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the cat", "die Katze saß auf der Matte", "größer, größer"]
@@ -262,3 +262,16 @@ def test_a_fork_after_encoding_prints_nothing_and_still_encodes():
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=environment, check=True
     )
     assert (done.stdout.strip(), done.stderr) == ("7", "")
+
+
+@pytest.mark.parametrize("unit", ["word", "bpe", "char"])
+def test_a_masked_word_becomes_the_unknown_token(unit: str):
+    """Wherever it stands; what contains it is another word, and the others are encoded as without it."""
+    texts = ["a ___ cross", "___ cross ___ ___", "a cross", "a___ cross", "___"]
+    tokenizer = train(["a cross and a___ star"] * 9, unit, 300)
+    tokens, truncated = encode_side(tokenizer, texts, tag=None, max_len=99, lowercase=False, masked_word="___")
+    a, a_cross, cross = (tokenizer.encode(text) for text in ("a", "a cross", " cross"))
+    assert tokens[:4] == [[*a, UNK, *cross, EOS], [UNK, *cross, UNK, UNK, EOS], [*a_cross, EOS],
+                          [*tokenizer.encode("a___ cross"), EOS]]  # fmt: skip
+    assert tokens[4] == [UNK, EOS] and not any(truncated)
+    assert tokenizer.decode([token for token in tokens[0] if token != UNK]) == "a cross"

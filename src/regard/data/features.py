@@ -52,10 +52,12 @@ def _lower(examples: Iterable[Example], data: DataSettings) -> list[Example]:
 class FeatureStore(TokenStore):
     """The feature vectors [n, F] and the tokens, EOS last, of the examples of a corpus.
 
-    Stored numbers are multiplied with `scale`, so that pixels can be stored as bytes.
+    Stored numbers are multiplied with `scale`, so that pixels can be stored as bytes. `masked_label` is the token whose
+    loss is masked, if there is one.
     """
 
     scale: float = 1.0
+    masked_label: int | None = None
 
     @classmethod
     def of_features(
@@ -86,8 +88,10 @@ class FeaturePacker(Packer):
         values = self._gather([store.source for store in self.stores], members, sources).astype(np.float32)
         values *= getattr(self.stores[0], "scale", 1.0)
         labels = self._gather([store.target for store in self.stores], members, targets)
+        masked = getattr(self.stores[0], "masked_label", None)
         return FeatureBatch(
             PackedFeatures(torch.from_numpy(values), sources),
             PackedTokens(torch.from_numpy(target_inputs(labels, targets)), targets),
             torch.from_numpy(labels),
+            None if masked is None else targets.is_token & torch.from_numpy(labels != masked),
         )

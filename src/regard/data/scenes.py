@@ -8,9 +8,10 @@ speaks of is known.
 About one in eight combinations of shape and colour, and of the two shapes of a sentence, is held out by a hash of the
 words: `train` and `valid` have none of them, and a scene of `test` has at least one.
 
-The corpus `scenes-shapes` is a first stage of training: nearly all of its shapes have random colours that look like
-none of the named ones, and captions leave them out ("a small star"). A model that names shapes surely before it learns
-colours has no reason to learn which shapes it never sees in a colour.
+The corpus `scenes-parts` shows shapes and colours apart: shapes in random colours that look like none of the named ones
+("a small ___ star"), and named colours on random blobs that look like none of the shapes ("a small red ___"). Of two
+shapes in a scene one is named. `MASKED` stands for the missing words, whose loss is masked. A model that learns shapes
+and colours together also learns which of them never meet; here, neither says anything about the other.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from regard.errors import UserError
 from regard.registry import CORPORA
 
 SIDE = 48  # pixels of an image
+MASKED = "___"  # in captions: the name of a shape or a colour that has none
 NOUNS = {  # English, and the Spanish noun with its gender
     "circle": ("círculo", False),
     "square": ("cuadrado", False),
@@ -69,6 +71,8 @@ OPPOSITES = {"left": "right", "right": "left", "above": "below", "below": "above
 SPLITS = {"train": (0, 24000), "valid": (1, 500), "test": (2, 1000)}  # seed and number of scenes
 HELD_OUT_ONE_IN = 8
 GAP = 2.0  # pixels between two shapes, at least
+NOUN_SHARE = 0.7  # of the shapes of `scenes-parts`, which have a noun; the others have a named colour, as is easier
+HOLLOW = "ff"  # last byte of the outline of a hollow blob
 
 Mask = npt.NDArray[np.bool_]  # [SIDE, SIDE]
 Pixels = npt.NDArray[np.uint8]  # [SIDE, SIDE, 3]
@@ -79,19 +83,24 @@ LANGUAGES: tuple[Language, ...] = get_args(Language)
 class ShapeKind(NamedTuple):
     """The kind of a shape."""
 
-    shape: str
-    colour: str  # of COLOURS, or an unnamed one such as "#c08040"
+    shape: str  # of NOUNS, or an outline without a name such as "~40c08020e0" (`_blob`)
+    colour: str  # of COLOURS, or one without a name such as "#c08040"
     size: str
 
     @property
-    def named(self) -> bool:
-        """Whether captions name the colour."""
+    def has_noun(self) -> bool:
+        """Whether the shape has a name."""
+        return self.shape in NOUNS
+
+    @property
+    def has_colour(self) -> bool:
+        """Whether the colour has a name."""
         return self.colour in COLOURS
 
     @property
     def rgb(self) -> tuple[float, ...]:
         """Red, green and blue, from 0 to 1."""
-        return COLOURS[self.colour][1:] if self.named else tuple(n / 255 for n in bytes.fromhex(self.colour[1:]))
+        return COLOURS[self.colour][1:] if self.has_colour else tuple(n / 255 for n in bytes.fromhex(self.colour[1:]))
 
 
 @dataclass(frozen=True)
@@ -125,13 +134,16 @@ class DrawnScene:
     shapes: tuple[DrawnShape, ...]
     relation: str | None
     noise: tuple[int, int]  # the seed of background, shades and noise
+    masked_noun: int | None = None  # the number of a shape whose noun the caption leaves out
 
     def pixels(self) -> Pixels:
         """Draw the scene."""
         random = generator(*self.noise, 1)  # not the one that arranged the shapes
         image = np.full((SIDE, SIDE, 3), random.uniform(0.15, 0.5))
+        free = np.ones((SIDE, SIDE), bool)  # the first shapes are in front
         for drawn in self.shapes:
-            image[drawn.mask] = np.array(drawn.kind.rgb) * random.uniform(*SHADES)
+            image[drawn.mask & free] = np.array(drawn.kind.rgb) * random.uniform(*SHADES)
+            free &= ~drawn.mask
         image += random.normal(0, 0.04, image.shape)
         return np.rint(np.clip(image, 0, 1) * 255).astype(np.uint8)
 
@@ -142,7 +154,8 @@ class DrawnScene:
         relation = RELATIONS[self.relation][language == "es"]
         between = [CaptionWord(word, "relation", (0, 1)) for word in relation.split()]
         first, second = (_phrase(drawn.kind, (n,), language) for n, drawn in enumerate(self.shapes))
-        return [*first, *between, *second]
+        masked = ("shape", (self.masked_noun,))
+        return [w._replace(text=MASKED) if w[1:] == masked else w for w in (*first, *between, *second)]
 
     def caption(self, language: Language) -> str:
         return " ".join(word.text for word in self.words(language))
@@ -155,8 +168,9 @@ class DrawnScene:
     def held_out(self) -> bool:
         """Whether it has a combination that is held out of training."""
         kinds = [drawn.kind for drawn in self.shapes]
-        pairs = [("colour", kind.shape, kind.colour) for kind in kinds if kind.named]
-        pairs += [] if self.relation is None else [("pair", kinds[0].shape, kinds[1].shape)]
+        pairs = [("colour", kind.shape, kind.colour) for kind in kinds if kind.has_noun and kind.has_colour]
+        if self.relation is not None and all(kind.has_noun for kind in kinds):
+            pairs.append(("pair", kinds[0].shape, kinds[1].shape))
         return any(is_held_out(*pair) for pair in pairs)
 
 
@@ -168,19 +182,22 @@ def is_held_out(combination: str, first: str, second: str) -> bool:
 
 def _phrase(kind: ShapeKind, shapes: tuple[int, ...], language: Language) -> list[CaptionWord]:
     """ "a small red cross", "dos cruces rojas pequeñas"."""
-    several, (noun, feminine) = len(shapes) > 1, NOUNS[kind.shape]
+    several = len(shapes) > 1
+    noun, feminine = NOUNS.get(kind.shape, (MASKED, kind.shape[2] in "13579bdf"))  # of blobs: a random gender
+    colour = kind.colour if kind.has_colour else MASKED
     if language == "en":
         article = NUMBERS[len(shapes)][0] if several else "a"
-        named = english.plural(kind.shape) if several else kind.shape
-        colours = [(kind.colour, "colour")] if kind.named else []
-        parts = [(article, "article"), (kind.size, "size"), *colours, (named, "shape")]
+        named = (english.plural(kind.shape) if several else kind.shape) if kind.has_noun else MASKED
+        parts = [(article, "article"), (kind.size, "size"), (colour, "colour"), (named, "shape")]
     else:
         article = NUMBERS[len(shapes)][1] if several else ("una" if feminine else "un")
-        named = spanish.plural(noun) if several else noun
-        adjectives = [(COLOURS[kind.colour][0], "colour")] if kind.named else []
-        adjectives += [(SIZES[kind.size], "size")]
-        agreeing = [(spanish.adjective_forms(word)[feminine][several], role) for word, role in adjectives]
-        parts = [(article, "article"), (named, "shape"), *agreeing]
+        noun = spanish.plural(noun) if several and kind.has_noun else noun
+
+        def agreeing(word: str) -> str:
+            return spanish.adjective_forms(word)[feminine][several]
+
+        colour = agreeing(COLOURS[kind.colour][0]) if kind.has_colour else MASKED
+        parts = [(article, "article"), (noun, "shape"), (colour, "colour"), (agreeing(SIZES[kind.size]), "size")]
     return [CaptionWord(text, role, shapes) for text, role in parts]
 
 
@@ -192,7 +209,9 @@ def _grid() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
 
 def _inside(shape: str, dx: npt.NDArray[np.float64], dy: npt.NDArray[np.float64]) -> Mask:
     """Whether a shape covers points, given relative to its centre in units of its radius."""
-    if shape in ("square", "cross"):
+    if shape not in NOUNS:
+        covered = _blob(shape, dx, dy)
+    elif shape in ("square", "cross"):
         near, far = np.minimum(abs(dx), abs(dy)), np.maximum(abs(dx), abs(dy))
         covered = far <= 0.85 if shape == "square" else (near <= 0.3) & (far <= 1)
     elif shape == "triangle":
@@ -210,38 +229,56 @@ def _inside(shape: str, dx: npt.NDArray[np.float64], dy: npt.NDArray[np.float64]
     return np.asarray(covered)
 
 
+def _blob(outline: str, dx: npt.NDArray[np.float64], dy: npt.NDArray[np.float64]) -> Mask:
+    """A lobed outline without a name, as of a bean or a puddle; every third one is hollow.
+
+    Its radius is 1 + a cos(2 angle + b) + c cos(3 angle + d), scaled to 1 at most. Of the five bytes in hexadecimal
+    digits, four say what a to d are, and the last whether it is hollow.
+    """
+    two, turn_two, three, turn_three, last = (n / 255 for n in bytes.fromhex(outline[1:]))
+
+    def radius(angle: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        waves = (0.2 + 0.2 * two) * np.cos(2 * (angle + np.pi * turn_two))
+        return np.asarray(1 + waves + (0.12 + 0.18 * three) * np.cos(3 * (angle + 2 * np.pi / 3 * turn_three)))
+
+    edge = radius(np.arctan2(dx, dy)) / radius(np.linspace(0, 2 * np.pi, 60)).max()
+    distance = np.hypot(dx, dy)
+    return np.asarray((distance <= edge) & ((distance > 0.6 * edge) | (last < 2 / 3)))
+
+
 # -- random scenes -----------------------------------------------------------------------------------------------------
 
 
-def _attempt(
-    arrangement: str, random: np.random.Generator, noise: tuple[int, int], unnamed: float
-) -> DrawnScene | None:
+def _attempt(arrangement: str, random: np.random.Generator, noise: tuple[int, int], apart: bool) -> DrawnScene | None:
     """A random scene of an arrangement; None if its shapes do not fit."""
     relation: str | None = None
     if arrangement == "inside":
-        shapes, relation = _nested(random, unnamed), "inside"
+        shapes, relation = _nested(random, apart), "inside"
     elif arrangement == "related":
-        shapes, relation = _related(random, unnamed)
+        shapes, relation = _related(random, apart)
     else:
-        kind = _kind(random, unnamed)
+        kind = _kind(random, apart)
         shapes = [_placed(kind, random) for _ in range(SINGLE_KIND.index(arrangement))]
         shapes = [] if any(_overlap(*pair) for pair in combinations(shapes, 2)) else shapes
-    return DrawnScene(tuple(shapes), relation, noise) if shapes else None
+    both_nouns = apart and relation is not None and all(drawn.kind.has_noun for drawn in shapes)
+    masked_noun = int(random.integers(2)) if both_nouns else None  # so that no noun is learned from another
+    return DrawnScene(tuple(shapes), relation, noise, masked_noun) if shapes else None
 
 
-def _nested(random: np.random.Generator, unnamed: float) -> list[DrawnShape]:
+def _nested(random: np.random.Generator, apart: bool) -> list[DrawnShape]:
     """A small shape, and a large ring of another colour around it; none if the colours are the same."""
-    inner = _kind(random, unnamed)._replace(size="small")
-    outer = _kind(random, unnamed)._replace(shape="ring", size="large")
+    inner = _kind(random, apart)._replace(size="small")
+    outer = _kind(random, apart)._replace(size="large")
+    outer = outer._replace(shape="ring" if outer.has_noun else outer.shape[:-2] + HOLLOW)
     around = _placed(outer, random)
     x, y = (centre + float(random.uniform(-0.5, 0.5)) for centre in (around.x, around.y))
     within = DrawnShape(inner, x, y, float(random.uniform(*RADII["small"])) - 0.5)
     return [within, around] if inner.colour != outer.colour else []
 
 
-def _related(random: np.random.Generator, unnamed: float) -> tuple[list[DrawnShape], str | None]:
+def _related(random: np.random.Generator, apart: bool) -> tuple[list[DrawnShape], str | None]:
     """Two different shapes, the one that the caption begins with first, and their relation; none if it is not clear."""
-    first, second = (_placed(_kind(random, unnamed), random) for _ in range(2))
+    first, second = (_placed(_kind(random, apart), random) for _ in range(2))
     relation = _relation(first, second)
     if first.kind == second.kind or _overlap(first, second) or relation is None:
         return [], None
@@ -251,10 +288,14 @@ def _related(random: np.random.Generator, unnamed: float) -> tuple[list[DrawnSha
     return [first, second], relation
 
 
-def _kind(random: np.random.Generator, unnamed: float) -> ShapeKind:
-    """A random kind, whose colour is with this probability an unnamed one."""
+def _kind(random: np.random.Generator, apart: bool) -> ShapeKind:
+    """A random kind; `apart`: it has a noun and a colour without a name, or less often the reverse."""
     kind = ShapeKind(*(names[int(random.random() * len(names))] for names in CHOICES))
-    return kind._replace(colour=_unnamed_colour(random)) if unnamed and random.random() < unnamed else kind
+    if not apart:
+        return kind
+    if random.random() < NOUN_SHARE:
+        return kind._replace(colour=_unnamed_colour(random))
+    return kind._replace(shape="~" + random.bytes(5).hex())
 
 
 def _unnamed_colour(random: np.random.Generator) -> str:
@@ -286,8 +327,8 @@ def _relation(first: DrawnShape, second: DrawnShape) -> str | None:
     return None
 
 
-def scenes(split: str, count: int | None = None, unnamed: float = 0.0) -> Iterator[DrawnScene]:
-    """The first `count` scenes of a split; `unnamed` is the share of kinds whose colour captions do not name."""
+def scenes(split: str, count: int | None = None, apart: bool = False) -> Iterator[DrawnScene]:
+    """The first `count` scenes of a split; `apart`: of each shape, either the noun or the colour has no name."""
     if split not in SPLITS:
         raise UserError(f"the corpora of scenes have no split {split!r}; they have {', '.join(SPLITS)}")
     seed, usual = SPLITS[split]
@@ -297,7 +338,7 @@ def scenes(split: str, count: int | None = None, unnamed: float = 0.0) -> Iterat
         arrangement = names[int(np.searchsorted(limits, random.random() * limits[-1], "right"))]
         scene = None
         while scene is None or scene.held_out != (split == "test"):
-            scene = _attempt(arrangement, random, (seed, number), unnamed)
+            scene = _attempt(arrangement, random, (seed, number), apart)
         yield scene
 
 
@@ -307,23 +348,30 @@ class Scenes:
 
     kind = "captions"
     language: Language = "en"
-    unnamed = 0.0
+    apart = False  # in training; the held-out splits are the same
 
     @classmethod
     def examples(cls, split: str, count: int | None = None) -> Iterator[tuple[DrawnScene, str]]:
         """The first `count` scenes of a split, each with its caption."""
-        return ((scene, scene.caption(cls.language)) for scene in scenes(split, count, cls.unnamed))
-
-
-@CORPORA.register("scenes-shapes")
-class ScenesShapes(Scenes):
-    """Scenes whose shapes nearly all have colours that captions do not name, to learn shapes from first."""
-
-    unnamed = 0.98  # the others are for the vocabulary
+        return ((scene, scene.caption(cls.language)) for scene in scenes(split, count, cls.apart and split == "train"))
 
 
 @CORPORA.register("scenes-es")
 class ScenesEs(Scenes):
+    """The same scenes with Spanish captions."""
+
+    language: Language = "es"
+
+
+@CORPORA.register("scenes-parts")
+class ScenesParts(Scenes):
+    """Scenes to learn shapes and colours from, each without the other."""
+
+    apart = True
+
+
+@CORPORA.register("scenes-parts-es")
+class ScenesPartsEs(ScenesParts):
     """The same scenes with Spanish captions."""
 
     language: Language = "es"

@@ -65,19 +65,24 @@ class EncoderDecoder(SequenceModel):
 
     def decode(self, inputs: PackedTokens, encoded: Tensor, source_layout: PackedLayout) -> Tensor:
         """Target tokens [T] and the encoded source [S, D] -> [T, D]."""
-        layout, inputs = inputs.layout, self._drop_words(inputs)
+        layout, inputs = inputs.layout, self._corrupt_words(inputs)
         x = self.target_embedding(inputs.ids, layout.position, _lengths(layout, source_layout))  # [T, D]
         self_layout, cross_layout = attention_layout(layout, layout, Causal()), attention_layout(layout, source_layout)
         x = self.decoder(x, self_layout, cross_layout, source=encoded, is_token=layout.is_token)
         return layout.zero_padding(x)
 
-    def _drop_words(self, inputs: PackedTokens) -> PackedTokens:
-        """Replace random target tokens by UNK in training (Bowman et al. 2016); BOS stays."""
-        share = self.settings.word_dropout
-        if not share or not self.training:
+    def _corrupt_words(self, inputs: PackedTokens) -> PackedTokens:
+        """Replace random target tokens in training, by UNK (Bowman et al. 2016) or by random ones; BOS stays."""
+        dropout, noise = self.settings.word_dropout, self.settings.word_noise
+        if not self.training or not (dropout or noise):
             return inputs
-        dropped = (torch.rand(inputs.ids.shape, device=inputs.ids.device) < share) & (inputs.ids != BOS)
-        return replace(inputs, ids=inputs.ids.masked_fill(dropped, UNK))
+        ids, is_word = inputs.ids, inputs.ids != BOS
+        if dropout:
+            ids = ids.masked_fill((torch.rand(ids.shape, device=ids.device) < dropout) & is_word, UNK)
+        if noise:
+            random = torch.randint_like(ids, UNK, len(self.target_embedding.table))
+            ids = random.where((torch.rand(ids.shape, device=ids.device) < noise) & is_word, ids)
+        return replace(inputs, ids=ids)
 
     def features(self, batch: Any) -> Tensor:
         return self.decode(batch.inputs, *self.encode(batch.source))

@@ -45,6 +45,13 @@ class TransformerSettings(SizedSettings):
         description="probability that an input token of the decoder becomes the unknown token in training, so that it "
         "relies less on the words before it and more on the source",
     )
+    word_noise: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="probability that an input token of the decoder becomes a random one of the vocabulary in "
+        "training, so that the next word follows less from the words before it, which may be wrong",
+    )
     activation: Activation = Field("relu", description="activation of the feed-forward layers")
     se_dim: int = Field(
         0, ge=0, description="squeezed size of squeeze-and-excitation in the feed-forward layers; 0: off"

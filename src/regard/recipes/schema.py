@@ -59,7 +59,8 @@ class Corpus(SettingsModel):
 
     corpus: str | None = Field(
         None,
-        description="built-in corpus: en-es, stories, moods, shapes, clutter, scenes, scenes-es, scenes-shapes, "
+        description="built-in corpus: en-es, stories, moods, shapes, clutter, scenes, scenes-es, scenes-parts, "
+        "scenes-parts-es, "
         "citations, molecules, smiles, key-door, tones, copy, reverse or sort",
     )
     source: Names | None = Field(
@@ -182,6 +183,7 @@ SPEECH_SETTINGS = (
     "language",
     "speech_task",
 )  # that have an effect only for recordings
+CAPTION_SETTINGS = ("masked_word",)  # that have an effect only for captions
 MANIFEST_SETTINGS = (*TABLE_SETTINGS, "lowercase", "max_length")
 Files = Annotated[list[str], Field(min_length=1, max_length=2)]
 
@@ -238,6 +240,12 @@ class DataSettings(Corpus):
     classes: list[str] = Field(
         [], description="names of the classes 0, 1, ... of .npz and idx files; []: the file's own, or the numbers"
     )
+    masked_word: str | None = Field(
+        None,
+        min_length=1,
+        description='captions: word that stands for a missing one, such as "___": its loss is masked, and the model '
+        "reads the unknown token instead",
+    )
     lowercase: bool = Field(False, description="lower-case all text (comparable with lower-cased scores only)")
     max_length: int = Field(256, ge=2, description="maximum tokens of a source or target; longer pairs are dropped")
 
@@ -274,11 +282,12 @@ class DataSettings(Corpus):
     def unused(self) -> tuple[str, ...]:
         """Settings that have no effect for this kind of examples."""
         if self.kind in ("pairs", "text"):
-            return ("classes", *SPEECH_SETTINGS)
+            return ("classes", *SPEECH_SETTINGS, *CAPTION_SETTINGS)
         tables = TABLE_SETTINGS if self.kind in ("molecules", "images") else ()
         used = MANIFEST_SETTINGS if self.kind in MANIFESTS else tables
         texts = tuple(name for name in TEXT_SETTINGS if name not in used)
         texts = texts if self.kind == "speech" else (*texts, *SPEECH_SETTINGS)
+        texts = texts if self.kind == "captions" else (*texts, *CAPTION_SETTINGS)
         return texts if self.kind == "images" else (*texts, "classes")
 
     @property
@@ -608,7 +617,8 @@ class Recipe(SettingsModel):
                 raise ValueError(f'[{name}] has no effect for task = "{self.task}": leave it out')
         for name in self.data.unused:
             if getattr(self.data, name) != DataSettings.model_fields[name].default:
-                what = "speech" if name in SPEECH_SETTINGS else "texts" if name in TEXT_SETTINGS else "images"
+                others = "texts" if name in TEXT_SETTINGS else "captions" if name in CAPTION_SETTINGS else "images"
+                what = "speech" if name in SPEECH_SETTINGS else others
                 raise ValueError(f'data.{name} is for {what} and has no effect for task = "{self.task}": leave it out')
         return self
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -31,7 +31,7 @@ from regard.tasks.text import batch_tokens, check_files
 from regard.tasks.text_writer import TextWriter
 from regard.tasks.translator import Answer
 from regard.tasks.validator import OutputValidator, text_scores
-from regard.text import BOS, Tokenizer, encode_side, train
+from regard.text import BOS, UNK, Tokenizer, encode_side, split_at_word, train
 
 Features = npt.NDArray[Any]  # [n, F]
 
@@ -177,6 +177,8 @@ class FeatureTextTask(Task):
         """Learn the vocabulary of the training texts."""
         recipe, data = self.recipe, self.recipe.data
         texts = (("", text) for corpus in corpora(data) for _, text in self.training_examples(corpus))
+        if data.masked_word is not None:
+            texts = (("", "".join(split_at_word(text, data.masked_word))) for _, text in texts)
         drawn = (text for _, text in sample(texts, recipe.text.sample, seed=1))
         both = train(drawn, recipe.text.unit, recipe.text.vocabulary, tags_of(recipe)[1])
         return both, both
@@ -197,7 +199,8 @@ class FeatureTextTask(Task):
             raise UserError(f"{describe(corpus)}: no {self.members} of at most {self.recipe.data.max_length} tokens")
         features = [self.stored_features(examples[i][0]) for i in fits]
         dropped = len(examples) - len(fits)
-        return FeatureStore.of_features(features, [targets[i] for i in fits], self.scale, dropped)
+        store = FeatureStore.of_features(features, [targets[i] for i in fits], self.scale, dropped)
+        return replace(store, masked_label=self.masked_label)
 
     def encode_texts(self, run: RunDir, texts: Sequence[str]) -> tuple[list[list[int]], list[bool]]:
         """The tokens of texts, EOS last, and which texts were truncated."""
@@ -209,7 +212,13 @@ class FeatureTextTask(Task):
             tag=tag,
             max_len=recipe.model.max_positions,
             lowercase=recipe.data.lowercase,
+            masked_word=recipe.data.masked_word,
         )
+
+    @property
+    def masked_label(self) -> int | None:
+        """The token whose loss is masked, if there is one."""
+        return None if self.recipe.data.masked_word is None else UNK
 
     def stream(self, run: RunDir, dataset: Dataset, static: bool) -> BatchStream:
         return self.packer(dataset, static)
@@ -252,9 +261,12 @@ class FeatureTextTask(Task):
         targets, _ = self.encode_texts(run, [text for _, text in examples])
         lengths = [max(len(f), len(t)) for f, t in zip(features, targets, strict=True)]
         groups = sentence_batches(lengths, batch_tokens(self.recipe))
-        return [
-            (g, FeatureBatch.from_lists([features[i] for i in g], [targets[i] for i in g], bos=BOS)) for g in groups
-        ]
+
+        def batch(group: list[int]) -> FeatureBatch:
+            sources, texts = [features[i] for i in group], [targets[i] for i in group]
+            return FeatureBatch.from_lists(sources, texts, bos=BOS, masked_label=self.masked_label)
+
+        return [(group, batch(group)) for group in groups]
 
     def validator(self, run: RunDir, examples: Sequence[Any], device: torch.device) -> FeatureTextValidator:
         return FeatureTextValidator(self, run, examples, device)

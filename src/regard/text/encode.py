@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from regard.errors import UserError
-from regard.special_tokens import BOS, EOS
+from regard.special_tokens import BOS, EOS, UNK
 from regard.text.fast_tokenizer import FastTokenizer
 from regard.text.tokenizers import Tokenizer
 
@@ -66,17 +67,29 @@ def encode_side(
     max_len: int | Sequence[int],
     lowercase: bool,
     prefix: Sequence[int] = (),
+    masked_word: str | None = None,
 ) -> tuple[list[list[int]], list[bool]]:
     """Encode each text as [*prefix, tag, *tokens, EOS]; also return which texts were truncated to `max_len`.
 
-    `max_len` is one number for all texts, or one for each.
+    `max_len` is one number for all texts, or one for each. Each `masked_word` becomes the unknown token.
     """
     prefix = [*prefix, *([tokenizer.tag(tag)] if tag else [])]
     limits = [max_len] * len(texts) if isinstance(max_len, int) else max_len
     budgets = [max(limit - len(prefix) - 1, 0) for limit in limits]
-    tokens = tokenizer.encode_batch([text.lower() if lowercase else text for text in texts])
+    parts = [[text] if masked_word is None else split_at_word(text, masked_word) for text in texts]
+    flat = iter(tokenizer.encode_batch([part.lower() if lowercase else part for one in parts for part in one]))
+    tokens = [list(chain.from_iterable([*[UNK] * (n > 0), *next(flat)] for n in range(len(one)))) for one in parts]
     pairs = list(zip(tokens, budgets, strict=True))
     return [[*prefix, *ids[:budget], EOS] for ids, budget in pairs], [len(ids) > budget for ids, budget in pairs]
+
+
+def split_at_word(text: str, word: str) -> list[str]:
+    """The parts of a text before, between and after the occurrences of a word.
+
+    >>> split_at_word("a small ___ cross", "___")
+    ['a small', ' cross']
+    """
+    return re.split(rf"(?:^|\s+){re.escape(word)}(?!\S)", text)
 
 
 def encode_stream(tokenizer: Tokenizer, text: str | Iterable[str]) -> list[int]:
