@@ -85,29 +85,32 @@ class SubLayers:
     """The sub-layers of a block, with its weights as they are now."""
 
     def __init__(self, block: EncoderBlock | DecoderBlock, linear: PrepackedLinear) -> None:
-        self.linear, self.weights = linear, tuple(block.parameters())
+        self.weights = tuple(block.parameters())
         self.versions = torch_private.versions(self.weights)
         self.self_attn = AttentionLayer(linear, block.self_attn_residual, block.self_attn)
         if isinstance(block, DecoderBlock):
             self.cross_attn = AttentionLayer(linear, block.cross_attn_residual, block.cross_attn)
         self.feed_forward = FeedForwardLayer(linear, block.feed_forward_residual, block.feed_forward)
 
-    def of(self, block: StepEncoderBlock | StepDecoderBlock) -> SubLayers:
-        """These sub-layers, or new ones if the weights of the block have changed."""
-        if torch_private.versions(self.weights) != self.versions:
-            block.sub_layers = SubLayers(block, self.linear)
-        return block.sub_layers
+    @classmethod
+    def of(cls, block: StepEncoderBlock | StepDecoderBlock) -> SubLayers:
+        """Those of a block, made again after its weights have changed."""
+        layers = block.sub_layers
+        if layers is None or torch_private.versions(layers.weights) != layers.versions:
+            layers = block.sub_layers = cls(block, block.linear)
+        return layers
 
 
 class StepEncoderBlock(EncoderBlock):
     """`EncoderBlock` with faster decoding steps (of decoder-only models)."""
 
-    sub_layers: SubLayers
+    linear: PrepackedLinear
+    sub_layers: SubLayers | None = None
 
     def forward(self, x: Tensor, self_layout: AttentionLayout, is_token: Tensor | None = None) -> Tensor:
         if not _is_step(x, self_layout):
             return super().forward(x, self_layout, is_token)
-        layers = self.sub_layers.of(self)
+        layers = SubLayers.of(self)
         x = layers.self_attn.attend_to_self(x, cast(KVCache, self_layout))
         return layers.feed_forward(x)
 
@@ -115,7 +118,8 @@ class StepEncoderBlock(EncoderBlock):
 class StepDecoderBlock(DecoderBlock):
     """`DecoderBlock` with faster decoding steps."""
 
-    sub_layers: SubLayers
+    linear: PrepackedLinear
+    sub_layers: SubLayers | None = None
 
     def forward(
         self,
@@ -127,7 +131,7 @@ class StepDecoderBlock(DecoderBlock):
     ) -> Tensor:
         if not _is_step(x, self_layout):
             return super().forward(x, self_layout, cross_layout, source, is_token)
-        layers = self.sub_layers.of(self)
+        layers = SubLayers.of(self)
         x = layers.self_attn.attend_to_self(x, cast(KVCache, self_layout))
         x = layers.cross_attn.attend_to_source(x, cast(SourceCache, cross_layout))
         return layers.feed_forward(x)
@@ -153,7 +157,7 @@ def use_step_blocks(model: SequenceModel) -> None:
     for module in model.modules():
         if type(module) in STEP_BLOCKS and all(map(_is_usual, module.children())):
             module.__class__ = STEP_BLOCKS[type(module)]
-            module.sub_layers = SubLayers(module, model.linear)  # type: ignore
+            module.linear = model.linear  # type: ignore[assignment]
 
 
 def _is_usual(part: nn.Module) -> bool:
