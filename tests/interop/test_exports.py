@@ -18,7 +18,9 @@ from regard.cli import run as run_command
 from regard.errors import UserError
 from regard.interop import export_run, import_folder
 from regard.interop.check import largest_difference
+from regard.interop.generation import generation_settings
 from regard.interop.vocabularies import ids_of
+from regard.recipes.schema import DecodingSettings
 from regard.registry import EXPORTERS
 from regard.run_dir import RunDir
 from regard.text import train
@@ -105,6 +107,16 @@ def test_the_length_penalty_is_that_of_sentences_of_15_tokens(exported: Any, nam
     assert alpha > 0 and abs(ours - theirs) < 1e-9, "one token more lengthens both equally"
     again = import_folder(folder, tmp_path / "again").recipe.decoding
     assert abs(again.length_penalty - alpha) < 1e-6 and again.beam == run.recipe.decoding.beam
+
+
+def test_generation_settings_of_a_decoder() -> None:
+    beam = generation_settings(DecodingSettings(beam=3, length_penalty=2.0), 1, [2])
+    assert beam == {"bos_token_id": 1, "eos_token_id": 2, "num_beams": 3, "length_penalty": 1.5}
+    sample = DecodingSettings(method="sample", temperature=0.5, top_k=9, top_p=0.8, repetition_penalty=1.25)
+    assert generation_settings(sample, 1, [2, 7]) == {
+        **{"bos_token_id": 1, "eos_token_id": [2, 7], "do_sample": True, "temperature": 0.5, "top_k": 9, "top_p": 0.8},
+        "repetition_penalty": 1.25,
+    }
 
 
 @pytest.mark.parametrize("name", OUR_RUNS)

@@ -40,7 +40,7 @@ def generation_settings(decoding: DecodingSettings, bos: int, ends: list[int]) -
         names = ("temperature", "top_k", "top_p")
         found |= {"do_sample": True, **{name: getattr(decoding, name) for name in names}}
     elif decoding.beam > 1:
-        found["num_beams"] = decoding.beam
+        found |= {"num_beams": decoding.beam, "length_penalty": POWER * decoding.length_penalty}
     if decoding.repetition_penalty != 1:
         found["repetition_penalty"] = decoding.repetition_penalty
     return found
