@@ -161,6 +161,6 @@ def test_it_needs_a_run_on_pairs(regard, copied):
     assert "no built-in gold alignments" in regard("align", copied).error
     plain = 'data = {text = "x.txt"}\n[model]\nfamily = "gpt"\nsize = "nano"\n[text]\nunit = "char"\n'
     recipe.write_text(plain, encoding="utf-8")
-    assert "a run for language-modelling" in regard("align", copied).error
+    assert "trained for language-modelling" in regard("align", copied).error
     shutil.rmtree(copied)
     assert "does not exist" in regard("align", copied).error

@@ -212,9 +212,10 @@ def test_calibrating_another_run_names_the_verb_that_was_typed(regard, tmp_path)
     from tests.tiny_runs import make_run
 
     run = make_run(tmp_path / "gpt", "gpt").path
-    suited = "bench, draw, evaluate, explain, export, generate, look"
-    expected = f"`regard calibrate` is not for {run}, a run for language-modelling; these commands are: {suited}"
-    assert regard("calibrate", run).error == expected
+    assert regard("calibrate", run).error == (
+        f"`regard calibrate` does not apply to {run}, which was trained for language-modelling: "
+        "use bench, draw, evaluate, explain, export, generate or look"
+    )
 
 
 @pytest.mark.parametrize("name", ["bad.gz", "bad.xz"])

@@ -68,7 +68,8 @@ def export(
     """
     tasks.of(RunDir(run).recipe).require_verb("export", run)
     if to not in EXPORTERS:
-        raise UserError(f"--to {to}: must be {' or '.join(EXPORTERS)}")
+        *names, last = EXPORTERS
+        raise UserError(f"--to {to}: must be {', '.join(names)} or {last}")
     if check and to != "huggingface":
         raise UserError("--check compares with transformers: it needs --to huggingface")
     written = EXPORTERS[to](RunDir(run), out)

@@ -79,8 +79,9 @@ class Task(ABC):
     def require_verb(self, verb: str, run: Path) -> None:
         """Raise a UserError if a command does not apply to runs of this task."""
         if verb not in self.verbs:
-            suited = ", ".join(sorted(self.verbs))
-            raise UserError(f"`regard {verb}` is not for {run}, a run for {self.name}; these commands are: {suited}")
+            *names, last = sorted(self.verbs)
+            trained = f"{run}, which was trained for {self.name}"
+            raise UserError(f"`regard {verb}` does not apply to {trained}: use {', '.join(names)} or {last}")
 
     @property
     def members(self) -> str:
