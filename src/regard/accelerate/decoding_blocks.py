@@ -36,12 +36,12 @@ class SubLayer:
         self.first, self.last = ((linear.packed(layer.weight), layer.bias) for layer in (first, last))
         self.linear, self.linear_add = torch_private.onednn_linear()
 
-    def open(self, x: Tensor, function: str = "none") -> Tensor:
+    def project_in(self, x: Tensor, function: str = "none") -> Tensor:
         """The first layer of x [T, D], and a function ("none" or "relu"): [T, O]."""
         x = torch.layer_norm(x, *self.norm) if self.norm_first else x
         return self.linear(x, *self.first, function, [], "")
 
-    def close(self, x: Tensor, hidden: Tensor) -> Tensor:
+    def project_out(self, x: Tensor, hidden: Tensor) -> Tensor:
         """The last layer of `hidden` [T, I], and the residual connection around x [T, D]."""
         x = self.linear_add(hidden, x, *self.last, "add")
         return x if self.norm_first else torch.layer_norm(x, *self.norm)
@@ -57,15 +57,17 @@ class AttentionLayer(SubLayer):
 
     def attend_to_self(self, x: Tensor, cache: KVCache) -> Tensor:
         """x [T, D] -> [T, D]."""
-        q, k, v, allowed = cache.open_stacked(self.open(x), self.heads, self.kv_heads)
-        return self.close(x, attend_in_kernel_layout(q, k, v, allowed, self.score).transpose(1, 2).reshape(len(x), -1))
+        q, k, v, allowed = cache.stacked_to_kernel(self.project_in(x), self.heads, self.kv_heads)
+        return self.project_out(
+            x, attend_in_kernel_layout(q, k, v, allowed, self.score).transpose(1, 2).reshape(len(x), -1)
+        )
 
     def attend_to_source(self, x: Tensor, cache: SourceCache) -> Tensor:
         """x [T, D] -> [T, D]."""
-        query, key = self.open(x), cache.key
+        query, key = self.project_in(x), cache.key
         q = query.view(len(key), -1, self.heads, query.shape[1] // self.heads).transpose(1, 2)  # [N, H, K, E]
         heads = attend_in_kernel_layout(q, key, cache.value, cache.allowed, self.score)
-        return self.close(x, heads.transpose(1, 2).reshape(len(x), -1))
+        return self.project_out(x, heads.transpose(1, 2).reshape(len(x), -1))
 
 
 class FeedForwardLayer(SubLayer):
@@ -77,8 +79,8 @@ class FeedForwardLayer(SubLayer):
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, D] -> [T, D]."""
-        hidden = self.open(x, "relu") if self.activation is None else self.activation(self.open(x))
-        return self.close(x, hidden)
+        hidden = self.project_in(x, "relu") if self.activation is None else self.activation(self.project_in(x))
+        return self.project_out(x, hidden)
 
 
 class SubLayers:

@@ -145,8 +145,8 @@ class KVCache(AttentionLayout):
         q, k, v = map(self._folded, (query, key, value))
         return q, *self._append(k, v), self.tree.allowed(q.dtype, self.masked)
 
-    def open_stacked(self, qkv: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
-        """`open` for the tokens of a step, whose queries, keys and values are one tensor, [N * K, (H + 2 G) D]."""
+    def stacked_to_kernel(self, qkv: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
+        """`to_kernel` for the tokens of a step, whose queries, keys and values are one tensor, [N * K, (H + 2 G) D]."""
         total = heads + 2 * kv_heads
         stacked = qkv.view(self.tree.sentences, -1, total, qkv.shape[-1] // total).transpose(1, 2)
         q, k, v = stacked.split_with_sizes((heads, kv_heads, kv_heads), 1)

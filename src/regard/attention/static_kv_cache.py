@@ -159,10 +159,10 @@ class StaticKVCache(KVCache):
         made.pair = pair
         return made
 
-    def open_stacked(self, qkv: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
+    def stacked_to_kernel(self, qkv: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor, MaskTable]:
         tree, pair = self.tree, self.pair
         if pair is None or heads != kv_heads:
-            return super().open_stacked(qkv, heads, kv_heads)
+            return super().stacked_to_kernel(qkv, heads, kv_heads)
         stacked = qkv.view(tree.sentences, -1, 3, heads, pair.shape[-1]).permute(2, 0, 3, 1, 4)  # [3, N, H, K, D]
         if tree.uniform is None:
             pair.permute(1, 3, 0, 2, 4)[tree.rows, tree.write] = stacked[1:].permute(1, 3, 0, 2, 4)
