@@ -40,7 +40,18 @@ CPU = torch.device("cpu")
 
 
 def quick(*changes: str) -> Recipe:
-    return load("scenes", [*QUICK, *SMALL, "data.count=64", "training.batch_tokens=96", "training.warmup=2", *changes])
+    return load(
+        "scenes",
+        [
+            *QUICK,
+            *SMALL,
+            "data.corpus=scenes",
+            "data.count=64",
+            "training.batch_tokens=96",
+            "training.warmup=2",
+            *changes,
+        ],
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
