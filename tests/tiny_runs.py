@@ -94,7 +94,7 @@ SMALLER = {
     "shapes": ["data.count=400"],
     "key-door": ["data.count=20"],
     "molecules": ["data.count=40"],
-    "scenes": ["data.count=40"],
+    "scenes": ["data.corpus=scenes", "data.count=40"],
     "tones": ["data.count=20"],
 }
 

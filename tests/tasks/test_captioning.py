@@ -24,6 +24,7 @@ from regard.models.captioner import PatchEmbedding
 from regard.packed import PackedFeatures
 from regard.recipes import load
 from regard.recipes.schema import Recipe
+from regard.registry import CORPORA
 from regard.run_dir import RunDir
 from regard.tasks import regions, text_writer
 from regard.tasks.aligner import AttentionView, cross_attention
@@ -39,7 +40,18 @@ CPU = torch.device("cpu")
 
 
 def quick(*changes: str) -> Recipe:
-    return load("scenes", [*QUICK, *SMALL, "data.count=64", "training.batch_tokens=96", "training.warmup=2", *changes])
+    return load(
+        "scenes",
+        [
+            *QUICK,
+            *SMALL,
+            "data.corpus=scenes",
+            "data.count=64",
+            "training.batch_tokens=96",
+            "training.warmup=2",
+            *changes,
+        ],
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -222,6 +234,12 @@ def test_regions_are_the_patches_with_pixels_of_the_shapes(run: RunDir) -> None:
             assert set(np.flatnonzero(region.patches)) == expected
         assert task.word_regions(scene, "something else") is None
     assert task.word_regions(np.zeros((SIDE, SIDE, 3)), "a small red cross") is None
+
+
+def test_a_mix_of_scenes_has_its_held_out_examples_once() -> None:
+    for name, plain in {"scenes": "scenes", "scenes-parts": "scenes", "scenes-es": "scenes-es"}.items():
+        found = tasks.of(load(name)).held_out("test")
+        assert found == list(CORPORA[plain].examples("test"))
 
 
 def test_spanish_captions_have_the_same_images(run: RunDir) -> None:

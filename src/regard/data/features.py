@@ -34,9 +34,10 @@ def training_examples(corpus: Corpus, data: DataSettings) -> list[Example]:
 def held_out_examples(data: DataSettings, split: str) -> list[Example]:
     """The examples of a held-out split: of files, of the share that is held out, or of built-in corpora."""
     given = {"valid": data.valid, "test": data.test}.get(split)
-    names = dict.fromkeys(corpus.corpus for corpus in corpora(data) if corpus.corpus is not None)
+    names = [corpus.corpus for corpus in corpora(data) if corpus.corpus is not None]
     if given is None and not data.held_out and names:
-        return _lower((example for name in names for example in CORPORA[name].examples(split)), data)
+        distinct = dict.fromkeys(getattr(CORPORA[name], "held_out_corpus", name) for name in names)
+        return _lower((example for name in distinct for example in CORPORA[name].examples(split)), data)
     return _lower(held_out(_cased(data), split), data)
 
 

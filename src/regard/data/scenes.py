@@ -368,10 +368,12 @@ class ScenesParts(Scenes):
     """Scenes to learn shapes and colours from, each without the other."""
 
     apart = True
+    held_out_corpus = "scenes"  # has the same held-out splits: a mix of both has them once
 
 
 @CORPORA.register("scenes-parts-es")
 class ScenesPartsEs(ScenesParts):
     """The same scenes with Spanish captions."""
 
+    held_out_corpus = "scenes-es"
     language: Language = "es"
