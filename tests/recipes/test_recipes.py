@@ -314,6 +314,7 @@ def test_errors_in_whole_sections_and_in_entries_of_mix():
     assert error_of("mix.toml") == ("mix.toml, line 5: unknown key data.mix[1].wieght; did you mean data.mix.weight?")
     write("mix.toml", "[[data.mix]]\ncorpus = 'copy'\n[[data.mix]]\ncorpus = 'sort'\nweight = 0\n")
     assert error_of("mix.toml") == "mix.toml, line 5: data.mix[1].weight = 0: must be more than 0"
+    assert "count has no effect on a mix" in error_of("scenes", "data.count=5")
 
 
 @pytest.mark.parametrize(

@@ -176,14 +176,8 @@ TEXT_SETTINGS = (  # settings of [data] that have an effect only where the examp
 TABLE_SETTINGS = ("quoted", "held_out", "split_seed")  # settings of tables that apply to molecules and images too
 # Kinds of data whose inputs are files and whose targets are texts: the names of the columns of their tables.
 MANIFESTS = {"captions": ("image", "caption"), "speech": ("file", "text")}
-SPEECH_SETTINGS = (
-    "join",
-    "speeds",
-    "test_speakers",
-    "language",
-    "speech_task",
-)  # that have an effect only for recordings
-CAPTION_SETTINGS = ("masked_word",)  # that have an effect only for captions
+SPEECH_SETTINGS = ("join", "speeds", "test_speakers", "language", "speech_task")  # effective for recordings only
+CAPTION_SETTINGS = ("masked_word",)  # effective for captions only
 MANIFEST_SETTINGS = (*TABLE_SETTINGS, "lowercase", "max_length")
 Files = Annotated[list[str], Field(min_length=1, max_length=2)]
 
@@ -263,6 +257,8 @@ class DataSettings(Corpus):
             raise ValueError("every entry of mix needs a corpus, pairs, text, or source with target")
         if len(kinds := sorted({corpus.kind for corpus in self.mix})) > 1:
             raise ValueError(f"mix has {' and '.join(kinds)}: all its corpora must be of one kind")
+        if self.mix and self.count is not None:
+            raise ValueError("count has no effect on a mix: set it in the entries of mix, or name one corpus instead")
         files = [name for corpus in (self.mix or [self]) for name in (*corpus.tables, corpus.text, corpus.images)]
         if self.held_out and all(name is None for name in files):
             raise ValueError(
