@@ -36,11 +36,11 @@ TRAIN_VARIANTS = (
     "benjamin boris croak ed edward grandma grandpa gustave iven iven3 kaukovalta klatt klatt2 klatt3 klatt4 klatt5 "
     "linda max miguel norbert pablo paul pedro rob robert robosoft robosoft2 robosoft3 robosoft5 robosoft6 "
     "robosoft7 sandro shelby steph steph3 travis victor zac"
-).split()
+)
 VALID_VARIANTS = ("m5", "f5", "john", "announcer", "aunty", "marcelo", "Michael", "quincy")
 TEST_VARIANTS = ("m7", "f4", "david", "belinda")
 VOICES = {
-    "train": ((*ACCENTS, "en-us-nyc"), TRAIN_VARIANTS),
+    "train": ((*ACCENTS, "en-us-nyc"), tuple(TRAIN_VARIANTS.split())),
     "valid": (ACCENTS, VALID_VARIANTS),
     "test": ((*ACCENTS, "en-gb-x-gbcwmd"), TEST_VARIANTS),  # one accent is new, too
 }
