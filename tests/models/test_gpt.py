@@ -310,15 +310,15 @@ def test_a_long_text_in_segments_equals_one_pass_with_their_mask(
     ).float()
     texts = text(23, 23)
     cache_sizes = []
-    plain_open = kv_cache.KVCache.open
+    to_kernel = kv_cache.KVCache.to_kernel
 
-    def record_open(self: Any, *arguments: Any) -> Any:
-        opened = plain_open(self, *arguments)
+    def record_to_kernel(self: Any, *arguments: Any) -> Any:
+        inputs = to_kernel(self, *arguments)
         cache_sizes.append(self.key.shape[2])
-        return opened
+        return inputs
 
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kv_cache.KVCache, "open", record_open)
+        patch.setattr(kv_cache.KVCache, "to_kernel", record_to_kernel)
         parts = list(model.segments(torch.tensor(texts)))
         assert [p.shape[1] for p in parts] == [min(length, 23 - n) for n in range(0, 23, length)]
         for n, tokens in enumerate(texts):

@@ -159,7 +159,8 @@ class HuggingFaceModel:
         self.is_decoder = not self.model.config.is_encoder_decoder
         self.theirs = [ids_of(tokenizer) for tokenizer in run.tokenizers]
         self.ours: list[Sequence[int]] = [inverse(ids) for ids in self.theirs]
-        ends = self.model.generation_config.eos_token_id
+        generates = self.model.can_generate()  # encoders have no generation_config
+        ends = (self.model.generation_config if generates else self.model.config).eos_token_id
         self.special = {*(ends if isinstance(ends, list) else [ends]), self.model.config.pad_token_id}
         self.classes = len(run.classes)
         banned = set() if self.classes else {*never_generated(run)}
