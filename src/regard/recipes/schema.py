@@ -60,8 +60,7 @@ class Corpus(SettingsModel):
     corpus: str | None = Field(
         None,
         description="built-in corpus: en-es, stories, moods, shapes, clutter, scenes, scenes-es, scenes-parts, "
-        "scenes-parts-es, "
-        "citations, molecules, smiles, key-door, tones, copy, reverse or sort",
+        "scenes-parts-es, citations, molecules, smiles, key-door, tones, copy, reverse or sort",
     )
     source: Names | None = Field(
         None, description="source sentences, one per line (plain, .gz, .xz or .zst); a file, a glob, or a list of them"
